@@ -1,0 +1,1 @@
+"""Who holds which prefix: block keys, block events and the prefix index."""

@@ -1,0 +1,1 @@
+"""The shared contract, the front door and the assembly of Watchword."""

@@ -1,0 +1,39 @@
+"""What a worker tells the router about itself: identity at start, a snapshot every half second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.api.ids import RequestId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Fixed for one life (epoch) of a worker. Workers with equal `numerics` continue each other's streams bit for bit."""
+
+    worker_id: WorkerId
+    epoch: str
+    replica_id: str  # how the transport addresses it
+    model: str
+    numerics: str  # digest of ISA, torch, threads, dtype, kernel and self-test
+    block_size_tokens: int
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """Load at one moment; heals the router's own counters. Counts are of this epoch."""
+
+    worker_id: WorkerId
+    epoch: str
+    num_running: int
+    num_waiting: int
+    pending_prefill_tokens: int
+    num_free_blocks: int  # free or evictable
+    prefill_tokens_per_s: float  # measured, exponentially smoothed; 0 while unknown
+    decode_step_s: float  # measured; 0 while unknown
+    request_ids: tuple[RequestId, ...]  # alive in the engine
+    is_draining: bool = False
+    is_healthy: bool = True

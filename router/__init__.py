@@ -1,0 +1,1 @@
+"""Which worker answers: admission, placement, reservations. Never carries tokens and never imports `workers`."""

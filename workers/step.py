@@ -1,0 +1,61 @@
+"""The plain record that passes from scheduler to model runner, and back.
+
+The scheduler thinks in integers, the runner in tensors; neither sees the other's world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cluster.api.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class SampleInput:
+    """One token to draw from a row's last logits. A row has several of them only when n > 1 choices start together."""
+
+    params: SamplingParams
+    choice: int
+    position: int  # 0-based output position of the token to draw: the counter of the noise
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One sequence's share of a step: `token_ids` at positions start … start + len(token_ids) - 1."""
+
+    seq_id: int
+    start: int  # tokens already in the KV cache
+    token_ids: Sequence[int]
+    block_table: Sequence[int]  # physical block ids that cover start + len(token_ids) tokens
+    samples: tuple[SampleInput, ...] = ()  # empty unless this chunk ends at the sequence's last known token
+    adapter: str | None = None
+
+
+@dataclass(slots=True)
+class StepInput:
+    """A batch. Order of rows carries no meaning: results must not depend on it, bit for bit."""
+
+    step_id: int
+    rows: list[StepRow]
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), done before the step
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(slots=True)
+class SampledToken:
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """`sampled[i]` belongs to `rows[i]` and is aligned with its `samples`."""
+
+    sampled: list[list[SampledToken]]
