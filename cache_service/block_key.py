@@ -25,7 +25,7 @@ _PERSON_TEXT = b"ww-text"
 
 
 def encode_field(tag: int, value: bytes | None) -> bytes:
-    """One typed field: tag (u8), presence (u8), length (u32), bytes. Absent differs from empty, ("a","bc") from ("ab","c")."""
+    """One typed field: tag (u8), presence (u8), length (u32), bytes. So absent ≠ empty and ("a","bc") ≠ ("ab","c")."""
     if value is None:
         return struct.pack("<BBI", tag, 0, 0)
     return struct.pack("<BBI", tag, 1, len(value)) + value
@@ -54,7 +54,7 @@ class ModelIdentity:
 
 
 class BlockKeyer:
-    """Derives identities and block keys. `secret` is the cluster secret (at least 32 bytes); rotating it empties the cache."""
+    """Derives identities and block keys. `secret` is the cluster secret (≥ 32 bytes); rotating it empties the cache."""
 
     def __init__(self, secret: bytes, model: ModelIdentity) -> None:
         if len(secret) < KEY_BYTES:

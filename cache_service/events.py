@@ -27,7 +27,7 @@ BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events of one life of a worker, in order. `sequence` counts batches from 1 without gaps; a gap asks for a snapshot."""
+    """Events of one life of a worker, in order. `sequence` counts from 1; a gap asks for a snapshot."""
 
     worker_id: WorkerId
     epoch: str

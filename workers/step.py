@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from cache_service.block_key import ModelIdentity
 from cluster.api.sampling import SamplingParams
 
 
@@ -59,3 +61,40 @@ class StepOutput:
     """`sampled[i]` belongs to `rows[i]` and is aligned with its `samples`."""
 
     sampled: list[list[SampledToken]]
+
+
+class ModelRunner(Protocol):
+    """Owns all tensors: weights, the KV pool, the step. Knows nothing of requests, users or caching."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+    @property
+    def identity(self) -> ModelIdentity: ...
+    @property
+    def numerics(self) -> str:
+        """Digest of everything that decides the bits: ISA, torch, threads, dtype, kernel, self-test."""
+        ...
+
+    def execute(self, step: StepInput) -> StepOutput:
+        """Does the block copies, computes all rows, writes their K and V in place, and samples."""
+        ...
+
+    def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
+        """Overwrites whole blocks in every layer (zeroing, poisoning)."""
+        ...
+
+    def checksum_blocks(self, block_ids: Sequence[int]) -> list[int]:
+        """64-bit checksum of each block's K and V bytes over all layers."""
+        ...
+
+    def adapter_digest(self, adapter: str | None) -> bytes | None:
+        """Content digest of a loaded adapter; None for the base model. Raises NotFoundError for an unknown name."""
+        ...

@@ -9,7 +9,7 @@ from cluster.api.ids import RequestId, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Fixed for one life (epoch) of a worker. Workers with equal `numerics` continue each other's streams bit for bit."""
+    """Fixed for one life (epoch) of a worker. Equal `numerics` mean: each continues the other's streams bit for bit."""
 
     worker_id: WorkerId
     epoch: str
