@@ -33,7 +33,7 @@ class Backend(Protocol):
     def generate(
         self, request: Request, *, affinity_key: str | None = None, placement: Placement | None = None
     ) -> AsyncIterator[RequestOutput]:
-        """Streams outputs until `finished`. Raises WatchwordError. Closing the iterator aborts the request everywhere."""
+        """Streams until `finished`. Raises WatchwordError. Closing the iterator aborts the request everywhere."""
         ...
 
     async def is_ready(self) -> bool:
