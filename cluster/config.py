@@ -1,0 +1,170 @@
+"""ClusterConfig: everything an operator can set, and the only reader of environment variables and config files.
+
+Strength rises: default < YAML file < environment (WATCHWORD_<FIELD>) < flag. Unknown names are refused, because a
+mistyped isolation setting that is silently ignored is worse than a server that does not start.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.api.errors import InvalidRequestError
+
+ENV_PREFIX = "WATCHWORD_"
+# Read by other parts, not by this model: the gate of the planted faults, and the tests' data folder.
+_FOREIGN_ENV = frozenset({"WATCHWORD_ALLOW_PLANTED_FAULTS", "WATCHWORD_SHARED", "WATCHWORD_CONFIG"})
+
+
+def default_state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "watchword"
+
+
+class ClusterConfig(BaseModel):
+    """Validated on construction; travels to every actor. Holds paths of secrets, never secrets."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # What is served
+    model: str = Field("smollm2", description="'smollm2' (installed weights), a model folder, a GGUF file or a hub id")
+    served_model_name: str | None = Field(None, description="name in the API; default: derived from the model")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    lora: dict[str, str] = Field(default_factory=dict, description="adapter name -> folder")
+
+    # Where it listens
+    host: str = Field("127.0.0.1", description="address of HTTP and gRPC; a public one needs API keys")
+    http_port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(9000, ge=0, le=65535)
+    gateways: int = Field(1, ge=1, le=256, description="gateway replicas")
+
+    # Who may ask
+    keys_file: Path | None = Field(None, description="API keys; default: keys.json in the state folder, if it exists")
+    secret_file: Path | None = Field(None, description="cluster secret; default: made in the state folder, mode 0600")
+    state_dir: Path = Field(default_factory=default_state_dir)
+    require_user: bool = Field(False, description="refuse requests whose key and body name no user")
+    trusted_proxies: tuple[str, ...] = Field((), description="peer addresses whose identity headers count")
+    identity_headers: tuple[str, ...] = ("x-openwebui-user-id",)
+    debug_headers: bool = Field(False, description="show X-Watchword-Worker to everyone, not only to operators")
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+
+    # How tokens are made
+    workers: int = Field(1, ge=1, le=4096, description="worker replicas")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads of one worker; 0: the cores divided by workers")
+    block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
+    kv_blocks: int = Field(0, ge=0, description="KV blocks of one worker; 0: from kv_memory_gib")
+    kv_memory_gib: float = Field(1.0, gt=0, description="memory of one worker's KV pool")
+    max_num_seqs: int = Field(8, ge=1, le=4096, description="sequences in a step")
+    max_num_batched_tokens: int = Field(512, ge=1, description="token budget of a step")
+    max_model_len: int = Field(0, ge=0, description="longest prompt plus output; 0: the model's context")
+    batching: Literal["continuous", "static"] = "continuous"
+    layout: Literal["packed", "padded"] = "packed"
+    kernel: Literal["auto", "native", "torch", "triton"] = "auto"
+    prefix_caching: bool = True
+    isolation_check: Literal["off", "check", "poison"] = "check"
+    bit_exact: bool = True
+    verify_checksums: float = Field(0.0, ge=0, le=1, description="share of cache hits whose block checksum is verified")
+
+    # Who shares what
+    templates_dir: Path | None = Field(None, description="prompt templates (YAML front matter + Jinja2)")
+    default_share: Literal["none", "user", "variables", "template"] = "variables"
+    session_idle_s: float = Field(3600.0, gt=0, description="blocks of a session unused for so long are dropped")
+    user_idle_s: float = Field(86400.0, gt=0, description="blocks of a user unused for so long are dropped")
+
+    # Which worker
+    redis_url_file: Path | None = Field(None, description="file with the Redis URL, password included")
+    redis_url: str | None = Field(None, description="Redis URL; default: an embedded server of our own")
+    max_queue: int = Field(256, ge=0, description="requests that may wait for a worker; beyond it 503")
+    tenant_requests_per_min: float = Field(0.0, ge=0, description="0: no limit")
+    tenant_tokens_per_min: float = Field(0.0, ge=0, description="0: no limit")
+    request_timeout_s: float = Field(600.0, gt=0, description="longest life of one request")
+    drain_timeout_s: float = Field(30.0, ge=0, description="how long running streams may go on at shutdown")
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterConfig:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file are needed together")
+        if self.redis_url is not None and self.redis_url_file is not None:
+            raise ValueError("redis_url and redis_url_file exclude each other")
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def keys_path(self) -> Path:
+        return self.keys_file or self.state_dir / "keys.json"
+
+    @property
+    def secret_path(self) -> Path:
+        return self.secret_file or self.state_dir / "cluster.secret"
+
+    @property
+    def templates_path(self) -> Path:
+        return self.templates_dir or self.state_dir / "templates"
+
+
+def load_config(
+    flags: Mapping[str, Any], *, config_file: Path | None = None, environ: Mapping[str, str] | None = None
+) -> ClusterConfig:
+    """Merges file, environment and flags (None = not given). Raises InvalidRequestError naming the field and value."""
+    environ = os.environ if environ is None else environ
+    merged: dict[str, Any] = {}
+    if config_file is not None:
+        merged.update(_read_file(config_file))
+    merged.update(_read_environment(environ))
+    merged.update({name: value for name, value in flags.items() if value is not None})
+    try:
+        return ClusterConfig(**merged)
+    except ValidationError as error:
+        raise InvalidRequestError("; ".join(_explain(item) for item in error.errors())) from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"config file {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise InvalidRequestError(f"config file {path} is not valid YAML: {error}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise InvalidRequestError(f"config file {path} must hold a mapping, not a {type(loaded).__name__}")
+    return {str(name).replace("-", "_"): value for name, value in loaded.items()}
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX) or name in _FOREIGN_ENV:
+            continue
+        field = name[len(ENV_PREFIX) :].lower()
+        if field not in ClusterConfig.model_fields:
+            raise InvalidRequestError(f"environment variable {name} names no setting")
+        # Lists and maps are written as YAML: WATCHWORD_TRUSTED_PROXIES='[10.0.0.1, 10.0.0.2]'
+        found[field] = yaml.safe_load(value) if value[:1] in "[{" else value
+    return found
+
+
+def _explain(item: Any) -> str:
+    name = ".".join(str(part) for part in item["loc"]) or "config"
+    if item["type"] == "extra_forbidden":
+        return f"{name}: no such setting"
+    if not item["loc"]:
+        return str(item["msg"]).removeprefix("Value error, ")
+    return f"{name}: {item['msg']}, got {item['input']!r}"

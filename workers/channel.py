@@ -1,0 +1,159 @@
+"""The worker's end of the token streams: one gRPC stream per gateway, all its requests multiplexed on it.
+
+Knows which request belongs to which stream and nothing of engines' insides. A stream that ends, for whatever reason,
+aborts what it had submitted, so a lost gateway leaves no request behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import pickle
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+
+from cluster.api.channel import EPOCH_METADATA, METHOD_OPEN, SERVICE, TOKEN_METADATA, Abort, Command, Outputs, Submit
+from cluster.api.errors import InternalError, WatchwordError
+from cluster.api.ids import RequestId
+from cluster.api.output import RequestOutput
+from cluster.api.request import Request
+
+logger = logging.getLogger(__name__)
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+)
+
+
+class ServedEngine(Protocol):
+    """What the channel needs of an engine; both calls are thread-safe and return at once."""
+
+    def submit(self, request: Request) -> None: ...
+    def abort(self, request_id: RequestId) -> None: ...
+
+
+class _Stream:
+    """One gateway's stream: outputs that wait for it, merged while it is slow."""
+
+    def __init__(self) -> None:
+        self.pending: list[RequestOutput] = []
+        self.ready = asyncio.Event()
+        self.request_ids: set[RequestId] = set()
+
+    def push(self, output: RequestOutput) -> None:
+        self.pending.append(output)
+        self.ready.set()
+
+    async def next(self) -> Outputs:
+        await self.ready.wait()
+        outputs, self.pending = tuple(self.pending), []
+        self.ready.clear()
+        return Outputs(outputs)
+
+
+class WorkerChannel:
+    """Serves `engine` to gateways that show `token`. All state is touched on the event loop only."""
+
+    def __init__(self, engine: ServedEngine, token: str, epoch: str, host: str) -> None:
+        self._engine = engine
+        self._token = token
+        self._epoch = epoch
+        self._host = host
+        self._streams: dict[RequestId, _Stream] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> str:
+        """Listens on a free port of `host`; returns the address."""
+        self._loop = asyncio.get_running_loop()
+        self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._open, request_deserializer=bytes, response_serializer=pickle.dumps
+        )
+        name = METHOD_OPEN.rsplit("/", 1)[1]
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {name: handler}),))
+        port = self._server.add_insecure_port(f"{self._host}:0")
+        await self._server.start()
+        return f"{self._host}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._streams)
+
+    def on_outputs(self, outputs: list[RequestOutput]) -> None:
+        """Called by the engine's step thread, once a step."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # its gateway left
+            stream.push(output)
+            if output.finished:
+                del self._streams[output.request_id]
+                stream.request_ids.discard(output.request_id)
+
+    async def _open(self, commands: AsyncIterator[bytes], context: Any) -> AsyncIterator[Outputs]:
+        await self._authenticate(context)
+        stream = _Stream()
+        reader = asyncio.create_task(self._read(commands, stream))
+        try:
+            while True:
+                yield await stream.next()
+        finally:
+            reader.cancel()
+            for request_id in list(stream.request_ids):
+                self._streams.pop(request_id, None)
+                self._engine.abort(request_id)
+
+    async def _authenticate(self, context: Any) -> None:
+        # Before the first message is read: commands are pickles, and only a holder of the token may send one.
+        metadata = dict(context.invocation_metadata() or ())
+        token = str(metadata.get(TOKEN_METADATA, ""))
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "channel token refused")
+        if metadata.get(EPOCH_METADATA) != self._epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker has restarted")
+
+    async def _read(self, commands: AsyncIterator[bytes], stream: _Stream) -> None:
+        async for message in commands:
+            command: Command = pickle.loads(message)
+            match command:
+                case Submit(request):
+                    self._submit(request, stream)
+                case Abort(request_ids):
+                    for request_id in request_ids:
+                        if request_id in stream.request_ids:
+                            stream.request_ids.discard(request_id)
+                            self._streams.pop(request_id, None)
+                            self._engine.abort(request_id)
+
+    def _submit(self, request: Request, stream: _Stream) -> None:
+        request_id = request.request_id
+        if request_id in self._streams:
+            stream.push(RequestOutput(request_id, finished=True, error=InternalError("request id is in use")))
+            return
+        self._streams[request_id] = stream
+        stream.request_ids.add(request_id)
+        try:
+            self._engine.submit(request)
+        except WatchwordError as error:
+            self._deliver([RequestOutput(request_id, finished=True, error=error)])
+        except Exception:
+            logger.exception("engine refused a request in an unforeseen way")
+            self._deliver([RequestOutput(request_id, finished=True, error=InternalError("the worker failed"))])
