@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from collections.abc import AsyncIterator
 
 import grpc
 
 from cluster.api.channel import EPOCH_METADATA, METHOD_OPEN, TOKEN_METADATA, Abort, Command, Outputs, Submit
-from cluster.api.errors import WorkerLostError
+from cluster.api.errors import DeadlineExceededError, WorkerLostError
 from cluster.api.ids import RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
@@ -65,7 +66,12 @@ class WorkerClient:
         try:
             await self._send(Submit(request))
             while not finished:
-                output = await queue.get()
+                try:
+                    # Around the wait alone: a timeout that spanned a yield would strike the caller instead.
+                    async with asyncio.timeout(_remaining_s(request)):
+                        output = await queue.get()
+                except TimeoutError:
+                    raise DeadlineExceededError("the request did not finish before its deadline") from None
                 if output is None:
                     raise WorkerLostError("the worker was lost")
                 finished = output.finished
@@ -118,6 +124,10 @@ class WorkerClient:
         self._is_lost = True
         for queue in self._queues.values():
             queue.put_nowait(None)
+
+
+def _remaining_s(request: Request) -> float | None:
+    return None if request.deadline_unix_s is None else max(0.0, request.deadline_unix_s - time.time())
 
 
 _background: set[asyncio.Task[None]] = set()
