@@ -28,6 +28,10 @@ class Form(Enum):
     SPACED = "spaced"  # broken up by spaces, punctuation or line ends
     SPLIT = "split"  # its letters and, later on, its digits
 
+    @property
+    def is_in_one_piece(self) -> bool:
+        return self is not Form.SPLIT
+
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
@@ -46,6 +50,14 @@ class MarkerRegistry:
         self._owners: dict[str, str] = {}
         self._cores: set[str] = set()
         self._digits_after: dict[str, set[str]] = {}  # letters -> digits of the markers that begin with them
+
+    @classmethod
+    def holding(cls, *markers: str) -> MarkerRegistry:
+        """A registry of known markers, each its own owner."""
+        registry = cls(random.Random(0))
+        for marker in markers:
+            registry.register(marker, marker)
+        return registry
 
     def __len__(self) -> int:
         return len(self._owners)

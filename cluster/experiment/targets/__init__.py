@@ -1,0 +1,1 @@
+"""What an experiment can be run against: an engine in this process, or any OpenAI-compatible server."""
