@@ -16,32 +16,11 @@ from cluster.experiment.workload import Workload
 
 FILLER = "filler"
 _USERS = ("ada", "bo", "chen", "dina")
-_NEUTRAL_WORDS = [
-    "river",
-    "stone",
-    "garden",
-    "window",
-    "paper",
-    "table",
-    "summer",
-    "bread",
-    "music",
-    "lamp",
-    "mountain",
-    "letter",
-    "cloud",
-    "bridge",
-    "forest",
-    "shoe",
-    "kitchen",
-    "harbour",
-    "wheel",
-    "candle",
-    "meadow",
-    "pencil",
-    "train",
-    "orange",
-]
+_NEUTRAL_TEXT = (
+    "river stone garden window paper table summer bread music lamp mountain letter cloud bridge forest shoe "
+    "kitchen harbour wheel candle meadow pencil train orange"
+)
+_NEUTRAL_WORDS = _NEUTRAL_TEXT.split()
 
 
 @dataclass(frozen=True, slots=True)
