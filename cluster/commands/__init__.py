@@ -1,0 +1,1 @@
+"""The subcommands of `watchword`, one file each."""
