@@ -1,0 +1,135 @@
+"""The forward pass in torch operations: every architecture and dtype, no compiler needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from workers.attention.torch_paged import kv_block_shape, paged_attention, write_kv
+from workers.kv_cache import KVCache
+from workers.model.batch import Batch
+from workers.model.linear import make_linear
+from workers.model.rotary import rotary_table
+from workers.model.row_padding import RowPadding
+from workers.model.spec import LayerSpec, ModelSpec
+from workers.model.weights import LayerWeights, ModelWeights
+
+KV_LAYOUT = "plain"
+
+
+class TorchModel:
+    """Reads a Batch, writes K and V into the cache in place, returns float32 logits of the sampled tokens."""
+
+    kv_layout = KV_LAYOUT
+
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, max_model_len: int, row_padding: RowPadding | None = None
+    ) -> None:
+        self.spec = spec
+        self.dtype = weights.embedding.dtype
+        self.row_padding = row_padding or RowPadding()
+        self._embedding = weights.embedding
+        # Gemma's scale is rounded to the model's dtype before it multiplies.
+        self._embedding_scale = torch.tensor(spec.embedding_scale).to(self.dtype)
+        tables = {layer.rope: rotary_table(layer.rope, spec.head_dim, max_model_len) for layer in spec.layers}
+        self.layers = [
+            TorchLayer(spec, layer, part, tables[layer.rope])
+            for layer, part in zip(spec.layers, weights.layers, strict=True)
+        ]
+        self._final_norm = Norm(weights.final_norm, spec)
+        self.lm_head = make_linear(weights.lm_head)
+
+    def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
+        return kv_block_shape(self.spec.num_kv_heads, block_size, self.spec.head_dim)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Logits [samples, vocab] float32."""
+        hidden = self._embedding[torch.from_numpy(batch.token_ids).long()]
+        if self.spec.embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
+        for index, layer in enumerate(self.layers):
+            hidden = layer.forward(hidden, batch, cache.data[index])
+        return self._logits(hidden, batch.sample_tokens)
+
+    def _logits(self, hidden: torch.Tensor, sample_tokens: np.ndarray) -> torch.Tensor:
+        count = len(sample_tokens)
+        if count == 0:
+            return torch.empty(0, self.spec.vocab_size)
+        wanted = np.zeros(self.row_padding(count), dtype=np.int64)
+        wanted[:count] = sample_tokens
+        rows = self._final_norm(hidden[torch.from_numpy(wanted)])
+        return self.lm_head(rows)[:count].float()
+
+
+class Norm:
+    """Root-mean-square norm, computed in float32 by torch's own kernel, whose rows do not depend on the batch."""
+
+    def __init__(self, weight: torch.Tensor, spec: ModelSpec) -> None:
+        self._weight = weight.float() + spec.norm_offset
+        self._eps = spec.rms_eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.float(), self._weight.shape, self._weight, self._eps).to(x.dtype)
+
+
+def _norm(weight: torch.Tensor | None, spec: ModelSpec) -> Norm | None:
+    return None if weight is None else Norm(weight, spec)
+
+
+class TorchLayer:
+    """One layer."""
+
+    def __init__(
+        self, spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, table: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        self._spec, self._window = spec, layer.window
+        self._cos, self._sin = table
+        self._input_norm = Norm(weights.input_norm, spec)
+        self._mlp_norm = Norm(weights.mlp_norm, spec)
+        self._q_norm = _norm(weights.q_norm, spec)
+        self._k_norm = _norm(weights.k_norm, spec)
+        self._after_attention = (
+            None if weights.after_attention_norm is None else Norm(weights.after_attention_norm, spec)
+        )
+        self._after_mlp = _norm(weights.after_mlp_norm, spec)
+        self.qkv = make_linear(weights.qkv, weights.qkv_bias)
+        self.out = make_linear(weights.out, weights.out_bias)
+        self.gate_up = make_linear(weights.gate_up)
+        self.down = make_linear(weights.down)
+
+    def forward(self, hidden: torch.Tensor, batch: Batch, blocks: torch.Tensor) -> torch.Tensor:
+        attended = self._attend(self._input_norm(hidden), batch, blocks)
+        if self._after_attention is not None:
+            attended = self._after_attention(attended)
+        hidden = hidden + attended
+        output = self._mlp(self._mlp_norm(hidden))
+        if self._after_mlp is not None:
+            output = self._after_mlp(output)
+        return hidden + output
+
+    def _attend(self, x: torch.Tensor, batch: Batch, blocks: torch.Tensor) -> torch.Tensor:
+        spec = self._spec
+        parts = self.qkv(x).split([spec.q_size, spec.kv_size, spec.kv_size], dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, spec.head_dim)) for part in parts)
+        if self._q_norm is not None and self._k_norm is not None:
+            query, key = self._q_norm(query), self._k_norm(key)
+        positions = torch.from_numpy(batch.positions).long()
+        cos, sin = self._cos[positions, None], self._sin[positions, None]
+        query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+        write_kv(blocks, key, value, batch)
+        attended = paged_attention(query, blocks, batch, spec.attention_scale, self._window)
+        return self.out(attended.flatten(1))
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        if self._spec.activation == "silu":
+            return self.down(F.silu(gate) * up)
+        return self.down(F.gelu(gate, approximate="tanh") * up)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, head_dim]: pairs (i, i + head_dim / 2) turn by the position's angle; in float32, rounded once."""
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)

@@ -1,0 +1,176 @@
+"""Runs steps on CPU: owns weights, KV pool and sampling. Knows nothing of requests, users or caching."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from cache_service.block_key import ModelIdentity
+from cluster.api.errors import NotFoundError
+from workers.kv_cache import KVCache
+from workers.model.batch import Batch, build_batch
+from workers.model.row_padding import RowPadding
+from workers.model.spec import ModelSpec, spec_from_config
+from workers.model.torch_model import TorchModel
+from workers.model.weights import load_weights
+from workers.model_source import ModelSource, ProgressCallback, no_progress, resolve_model
+from workers.runner_config import RunnerConfig
+from workers.sampler import Sampler
+from workers.step import StepInput, StepOutput
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class ForwardModel(Protocol):
+    """A way to compute a step. `kv_layout` names how it lays K and V out inside a block."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    kv_layout: str
+    row_padding: RowPadding
+
+    def kv_block_shape(self, block_size: int) -> tuple[int, ...]: ...
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Writes K and V of the batch in place; float32 logits [samples, vocab]."""
+        ...
+
+
+class CpuModelRunner:
+    """The ModelRunner of workers/step.py on CPU."""
+
+    def __init__(
+        self, config: RunnerConfig, model: ForwardModel, cache: KVCache, source: ModelSource, numerics: str
+    ) -> None:
+        self._config, self._model, self._cache = config, model, cache
+        self.source = source
+        self._numerics = numerics
+        self._max_model_len = _max_model_len(config, model.spec)
+        self._sampler = Sampler(model.spec.eos_token_ids)
+        self._padded_rows: Callable[[int], int] | None = model.row_padding if model.row_padding.variant_counts else None
+        self._identity = ModelIdentity(
+            model=source.name,
+            weights_digest=source.weights_digest,
+            dtype=str(model.dtype).removeprefix("torch."),
+            kv_layout=model.kv_layout,
+            block_size_tokens=config.block_size,
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        return self._cache.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._config.block_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.spec.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._model.spec.eos_token_ids
+
+    @property
+    def identity(self) -> ModelIdentity:
+        return self._identity
+
+    @property
+    def numerics(self) -> str:
+        return self._numerics
+
+    def execute(self, step: StepInput) -> StepOutput:
+        self._cache.copy(step.block_copies)
+        if not step.rows:
+            return StepOutput([])
+        logits = iter(self.compute_logits(step).numpy())
+        return StepOutput([self._sampler.sample(next(logits), row.samples) if row.samples else [] for row in step.rows])
+
+    def compute_logits(self, step: StepInput) -> torch.Tensor:
+        """The step without copies and sampling: float32 [rows that sample, vocab], valid until the next call."""
+        for row in step.rows:
+            if row.adapter is not None:
+                self.adapter_digest(row.adapter)
+        batch = build_batch(step.rows, self.block_size, self._config.layout, self._padded_rows)
+        return self._model.forward(batch, self._cache)
+
+    def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
+        self._cache.fill(block_ids, value)
+
+    def checksum_blocks(self, block_ids: Sequence[int]) -> list[int]:
+        return self._cache.checksum(block_ids)
+
+    def adapter_digest(self, adapter: str | None) -> bytes | None:
+        if adapter is None:
+            return None
+        raise NotFoundError(f"no adapter is loaded under the name {adapter!r}", param="model", code="model_not_found")
+
+
+def load_runner(config: RunnerConfig, progress: ProgressCallback = no_progress) -> CpuModelRunner:
+    """Finds, loads and tests the model. Raises ModelSourceError, UnsupportedModelError or ValueError."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    source = resolve_model(config.model, progress)
+    hf_config = _read_config(source)
+    spec = spec_from_config(hf_config)
+    dtype = resolve_dtype(config.dtype)
+    weights = load_weights(source, hf_config, spec, dtype, progress)
+    model = TorchModel(spec, weights, _max_model_len(config, spec))
+    cache = make_cache(config, model)
+    progress("ready", 1.0)
+    return CpuModelRunner(config, model, cache, source, _numerics_digest(model))
+
+
+def make_cache(config: RunnerConfig, model: ForwardModel) -> KVCache:
+    """Sizes the pool. Raises ValueError when the bytes do not hold one block."""
+    shape = model.kv_block_shape(config.block_size)
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        assert config.kv_cache_bytes is not None
+        block_bytes = model.spec.num_layers * torch.Size(shape).numel() * model.dtype.itemsize
+        num_blocks = config.kv_cache_bytes // block_bytes
+        if num_blocks < 1:
+            raise ValueError(f"kv_cache_bytes is {config.kv_cache_bytes}, one block needs {block_bytes}")
+    return KVCache(model.spec.num_layers, num_blocks, shape, model.dtype)
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """`auto` is bfloat16 where the processor multiplies it, else float32."""
+    if name != "auto":
+        return _DTYPES[name]
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def _read_config(source: ModelSource) -> object:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(source.path, local_files_only=True)
+
+
+def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
+    if config.max_model_len is None:
+        return spec.max_position
+    if config.max_model_len > spec.max_position:
+        raise ValueError(f"max_model_len is {config.max_model_len}, the model's context is {spec.max_position} tokens")
+    return config.max_model_len
+
+
+def _numerics_digest(model: ForwardModel) -> str:
+    facts = (
+        platform.machine(),
+        torch.backends.cpu.get_cpu_capability(),
+        torch.__version__,
+        str(torch.get_num_threads()),
+        str(model.dtype),
+        model.kv_layout,
+    )
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()

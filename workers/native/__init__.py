@@ -1,0 +1,1 @@
+"""Kernels in C, compiled at first start for the processor at hand."""
