@@ -15,13 +15,13 @@ from cluster.experiment.plan import PlannedRequest, Round
 
 
 class Oracle(Protocol):
-    def judge(self, planned: Round, seen: RoundObservation) -> list[Finding]: ...
+    async def judge(self, planned: Round, seen: RoundObservation) -> list[Finding]: ...
 
 
 class SoloReference(Protocol):
     """The same request alone on an empty, clean engine. Answers are remembered: they never change."""
 
-    def solo(self, request: PlannedRequest) -> Observation: ...
+    async def solo(self, request: PlannedRequest) -> Observation: ...
 
 
 class MarkerOracle:
@@ -30,7 +30,7 @@ class MarkerOracle:
     def __init__(self, registry: MarkerRegistry) -> None:
         self._registry = registry
 
-    def judge(self, planned: Round, seen: RoundObservation) -> list[Finding]:
+    async def judge(self, planned: Round, seen: RoundObservation) -> list[Finding]:
         for request in planned.requests:
             self._registry.register(request.marker, request.name)
         return [finding for request in planned.requests for finding in self._judge_one(planned, request, seen)]
@@ -63,12 +63,13 @@ class ExactnessOracle:
     def __init__(self, reference: SoloReference) -> None:
         self._reference = reference
 
-    def judge(self, planned: Round, seen: RoundObservation) -> list[Finding]:
+    async def judge(self, planned: Round, seen: RoundObservation) -> list[Finding]:
         findings = []
         for request in planned.requests:
             observation = seen.by_name.get(request.name)
             if observation is not None:
-                finding = compare_with_solo(planned.index, request.name, observation, self._reference.solo(request))
+                solo = await self._reference.solo(request)
+                finding = compare_with_solo(planned.index, request.name, observation, solo)
                 findings += [finding] if finding else []
         return findings
 
@@ -116,7 +117,7 @@ class StructureOracle:
     def __init__(self, alarm_counters: frozenset[str]) -> None:
         self._alarm_counters = alarm_counters
 
-    def judge(self, planned: Round, seen: RoundObservation) -> list[Finding]:
+    async def judge(self, planned: Round, seen: RoundObservation) -> list[Finding]:
         findings = [
             Finding(
                 OracleName.STRUCTURE,

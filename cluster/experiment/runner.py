@@ -47,7 +47,7 @@ async def run_experiment(
     judges: list[Oracle] = [MarkerOracle(MarkerRegistry(random.Random(plan.seed))), *oracles]
     results = []
     for planned in plan.rounds:
-        result = judge_round(planned, await target.run_round(planned), judges)
+        result = await judge_round(planned, await target.run_round(planned), judges)
         results.append(result)
         if progress is not None:
             progress(result)
@@ -58,8 +58,8 @@ async def run_experiment(
     return ExperimentResult(condition, target.info, plan, tuple(results), verdict, controls)
 
 
-def judge_round(planned: Round, seen: RoundObservation, oracles: Sequence[Oracle]) -> RoundResult:
-    findings = [finding for oracle in oracles for finding in oracle.judge(planned, seen)]
+async def judge_round(planned: Round, seen: RoundObservation, oracles: Sequence[Oracle]) -> RoundResult:
+    findings = [finding for oracle in oracles for finding in await oracle.judge(planned, seen)]
     marked = planned.marked
     return RoundResult(
         index=planned.index,

@@ -1,0 +1,154 @@
+"""Runs one planned round on the step clock: launches what is due, takes a step, lets the consumers read, repeats."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cluster.api.errors import WatchwordError
+from cluster.api.ids import RequestId
+from cluster.api.output import RequestOutput
+from cluster.api.principal import Principal, Role
+from cluster.experiment.observation import Observation, TokenTrace
+from cluster.experiment.plan import PlannedRequest
+from cluster.experiment.targets.step_backend import StepBackend
+from cluster.serving.core import PreparedRequest, ServingCore
+from cluster.serving.generate_input import CallerFields, ChatInput, GenerateInput, SamplingInput
+from cluster.serving.generation import Generation
+from cluster.serving.text_delta import TextDelta, TextLogprob
+
+# One trusted back end of one tenant speaks for all users of a run, as in a real deployment behind a chat front end.
+_DELEGATE = Principal("experiment", frozenset({Role.DELEGATE}), "experiment", ())  # type: ignore[arg-type]
+_MAX_STEPS = 100_000
+
+
+@dataclass(slots=True)
+class _Served:
+    """A request while it is being answered."""
+
+    planned: PlannedRequest
+    request_id: RequestId
+    text: str = ""
+    ranks: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+    was_aborted: bool = False
+    generation: Generation | None = None
+
+
+class RoundDriver:
+    """One per engine life. `make_id` gives every request an id of its own."""
+
+    def __init__(self, core: ServingCore, backend: StepBackend, make_id: Callable[[str], RequestId]) -> None:
+        self._core = core
+        self._backend = backend
+        self._make_id = make_id
+        self._model = core.models[0].info.name
+
+    async def run(self, requests: Sequence[PlannedRequest]) -> dict[str, Observation]:
+        """Raises what the engine raises in a step: a failed assertion is the caller's to judge."""
+        prepared = [await self._prepare(request) for request in requests]
+        due = sorted(zip(requests, prepared, strict=True), key=lambda pair: pair[0].arrival_step)
+        served: list[_Served] = []
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for step in itertools.count():
+                while due and (due[0][0].arrival_step <= step or not self._backend.engine.has_work):
+                    planned, ready = due.pop(0)
+                    served.append(_Served(planned, self._make_id(planned.name)))
+                    tasks.append(asyncio.create_task(self._serve(served[-1], ready)))
+                    await self._backend.settle()
+                if not due and not self._backend.engine.has_work:
+                    break
+                assert step < _MAX_STEPS, "a round does not end"
+                self._backend.step()
+                await self._backend.settle()
+        finally:
+            await _end(tasks)
+        return {
+            one.planned.name: self._observe(one, is_done=not task.cancelled())
+            for one, task in zip(served, tasks, strict=True)
+        }
+
+    async def _prepare(self, planned: PlannedRequest) -> PreparedRequest:
+        given = GenerateInput(
+            model=self._model,
+            prompt=ChatInput([{"role": role, "content": content} for role, content in planned.messages]),
+            sampling=SamplingInput(
+                max_tokens=planned.max_tokens,
+                temperature=planned.temperature,
+                top_p=planned.top_p,
+                seed=planned.seed,
+                stop=planned.stop,
+                logprobs=planned.logprobs,
+            ),
+            caller=CallerFields(user=planned.user),
+        )
+        return await self._core.prepare(_DELEGATE, given)
+
+    async def _serve(self, one: _Served, prepared: PreparedRequest) -> None:
+        generation = one.generation = self._core.launch(prepared, one.request_id)
+        num_tokens = 0
+        try:
+            async for delta in generation:
+                _take(one, delta)
+                num_tokens += len(delta.token_ids)
+                limit = one.planned.abort_after_tokens
+                if limit is not None and num_tokens >= limit and one.finish_reason is None:
+                    one.was_aborted = True
+                    break
+        except WatchwordError as error:
+            one.error = error.message
+        finally:
+            await generation.aclose()
+
+    def _observe(self, one: _Served, *, is_done: bool) -> Observation:
+        generation = one.generation
+        made = self._backend.made.get(one.request_id, [])
+        return Observation(
+            name=one.planned.name,
+            text=one.text,
+            logprob_texts=tuple(one.ranks),
+            error=one.error if is_done else "no answer",
+            finish_reason=one.finish_reason,
+            num_cached_tokens=generation.usage.cached_tokens if generation else None,
+            num_prompt_tokens=generation.usage.prompt_tokens if generation else None,
+            was_aborted=one.was_aborted,
+            tokens=_trace(self._backend.delivered.get(one.request_id, [])),
+            engine_tokens=_trace(made),
+        )
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    """Consumers whose answers never came, and all of them when a step failed."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _take(one: _Served, delta: TextDelta) -> None:
+    one.text += delta.text
+    if delta.finish_reason is not None:
+        one.finish_reason = delta.finish_reason.value
+    for logprob in delta.logprobs or ():
+        _take_logprob(one, logprob)
+
+
+def _take_logprob(one: _Served, logprob: TextLogprob) -> None:
+    ranked = [logprob.chosen.text, *(token.text for token in logprob.top)]
+    one.ranks.extend([""] * (len(ranked) - len(one.ranks)))
+    for rank, text in enumerate(ranked):
+        one.ranks[rank] += text
+
+
+def _trace(outputs: list[RequestOutput]) -> tuple[TokenTrace, ...]:
+    traces = []
+    for output in outputs:
+        for delta in output.deltas:
+            logprobs = delta.logprobs or (None,) * len(delta.token_ids)
+            for token_id, logprob in zip(delta.token_ids, logprobs, strict=True):
+                trace = TokenTrace(token_id, logprob.logprob, logprob.top) if logprob else TokenTrace(token_id)
+                traces.append(trace)
+    return tuple(traces)
