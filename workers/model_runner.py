@@ -61,6 +61,11 @@ class CpuModelRunner:
         )
 
     @property
+    def model(self) -> ForwardModel:
+        """The weights: another runner with a KV pool of its own may share them."""
+        return self._model
+
+    @property
     def num_blocks(self) -> int:
         return self._cache.num_blocks
 
