@@ -20,6 +20,13 @@ class WorkerInfo:
     num_blocks: int
     max_num_seqs: int
     max_model_len: int
+    # What a gateway needs to derive the same block keys as this worker, and to validate requests
+    weights_digest: bytes = b""
+    dtype: str = ""
+    kv_layout: str = ""
+    vocab_size: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    adapters: tuple[tuple[str, bytes], ...] = ()  # name, content digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,32 @@
+"""`watchword`: the command line. Each subcommand lives in a file of its own; heavy imports happen when it runs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from cluster.api.errors import WatchwordError
+from cluster.commands.bench import bench
+from cluster.commands.keys import keys_app
+from cluster.commands.serve import serve
+
+app = typer.Typer(
+    name="watchword",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serve large language models to many users and prove that they cannot see one another.",
+)
+app.command()(serve)
+app.command()(bench)
+app.add_typer(keys_app, name="keys")
+
+
+def main() -> None:
+    """Entry point. What a person did wrong is one line on stderr and status 2, never a traceback."""
+    try:
+        app()
+    except WatchwordError as error:
+        print(f"watchword: {error.message}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,162 @@
+"""LocalCluster: Ray, Redis and the application on one machine, owned by the process that started them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+from ray import serve
+
+from cache_service.embedded import EmbeddedRedis
+from cluster.api.errors import InvalidRequestError
+from cluster.auth.key_store import KeyStore
+from cluster.config import ClusterConfig
+from cluster.secret import load_or_create_secret
+
+APP_NAME = "watchword"
+# Ray keeps what it needs for a few hundred small messages; tokens do not pass through its object store.
+OBJECT_STORE_BYTES = 128 << 20
+
+
+class LocalCluster:
+    """`start`, `wait_ready`, `stop`. Everything it starts dies with it, also when it is killed."""
+
+    def __init__(self, config: ClusterConfig, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._redis: EmbeddedRedis | None = None
+        self._run_dir = Path(tempfile.mkdtemp(prefix="watchword-"))
+        self.config = config.model_copy(
+            update={
+                "http_port": config.http_port or _free_port(config.host),
+                "grpc_port": config.grpc_port or _free_port(config.host),
+            }
+        )
+        self.has_keys = len(KeyStore(config.keys_path).list_keys()) > 0
+        self.model_name = ""
+        self._deploy_error: str | None = None
+
+    @property
+    def http_address(self) -> str:
+        return f"{self.config.host}:{self.config.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{self.config.host}:{self.config.grpc_port}"
+
+    def start(self) -> None:
+        """Returns when the application is deployed; its workers may still be loading (see wait_ready)."""
+        self._check_bind()
+        load_or_create_secret(self.config.secret_path)
+        config = self.config.model_copy(update={"redis_url": None, "redis_url_file": self._redis_url_file()})
+        self._report("starting Ray")
+        _start_ray(config)
+        from cluster.app import build_app, model_name
+
+        self.model_name = model_name(config)
+        self._report(f"loading {self.model_name} into {config.workers} worker(s)")
+        serve.start(proxy_location="Disabled")
+        # In a thread: deploying returns when every worker has loaded, and progress is shown meanwhile.
+        self._deployment = threading.Thread(target=self._deploy, args=(build_app(config),), daemon=True)
+        self._deployment.start()
+
+    def wait_ready(self, timeout_s: float, stop: threading.Event) -> bool:
+        """True once /ready answers for all workers; False when `stop` was set first. Raises when deploying fails."""
+        deadline = time.monotonic() + timeout_s
+        num_ready = -1
+        while not stop.is_set():
+            if self._deploy_error is not None:
+                raise InvalidRequestError(f"the application could not start: {self._deploy_error}")
+            ready = self._count_ready_workers()
+            if ready != num_ready and ready >= 0:
+                num_ready = ready
+                self._report(f"workers ready: {ready} of {self.config.workers}")
+            if ready >= self.config.workers:
+                return True
+            if time.monotonic() > deadline:
+                raise InvalidRequestError(f"not ready after {timeout_s:.0f} s")
+            stop.wait(0.2)
+        return False
+
+    def stop(self) -> None:
+        """Drains and ends everything. A KeyboardInterrupt cuts the draining short, never the ending."""
+        try:
+            if ray.is_initialized():
+                serve.shutdown()
+        except KeyboardInterrupt:
+            self._report("cutting running requests short")
+        finally:
+            ray.shutdown()
+            if self._redis is not None:
+                self._redis.stop()
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    def _deploy(self, app: serve.Application) -> None:
+        try:
+            serve.run(app, name=APP_NAME, route_prefix=None)
+        except Exception as error:  # told to whoever waits for readiness
+            self._deploy_error = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+
+    def _check_bind(self) -> None:
+        if not self.config.is_loopback and not self.has_keys:
+            raise InvalidRequestError(
+                f"refusing to listen on {self.config.host} without API keys: everyone who can reach it would be "
+                "operator. Make a key first: watchword keys create --tenant NAME --operator"
+            )
+        if not self.has_keys:
+            self._report("[yellow]no API keys: whoever reaches this address is operator of tenant 'default'[/yellow]")
+
+    def _redis_url_file(self) -> Path:
+        if self.config.redis_url_file is not None:
+            return self.config.redis_url_file
+        url = self.config.redis_url
+        if url is None:
+            self._report("starting the embedded prefix index (Valkey)")
+            self._redis = EmbeddedRedis(supervise=True)
+            self._redis.start()
+            url = self._redis.url
+        path = self._run_dir / "redis.url"
+        path.touch(mode=0o600)
+        path.write_text(url, encoding="utf-8")
+        return path
+
+    def _count_ready_workers(self) -> int:
+        """-1 while the gateway does not answer."""
+        url = f"{'https' if self.config.tls_cert_file else 'http'}://{self.http_address}/ready"
+        try:
+            with urllib.request.urlopen(url, timeout=2) as response:
+                return int(response.headers.get("x-watchword-workers", "0"))
+        except urllib.error.HTTPError as error:
+            return int(error.headers.get("x-watchword-workers", "0"))
+        except (OSError, ValueError):
+            return -1
+
+
+def _start_ray(config: ClusterConfig) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ray.init(
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        # Logical CPUs: placement on one machine is not what limits it, threads are (config.threads).
+        num_cpus=max(os.cpu_count() or 1, config.workers + config.gateways + 2),
+        object_store_memory=OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+    )
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

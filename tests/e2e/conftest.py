@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+from e2e_server import Server
+
+
+@dataclass(frozen=True)
+class Keys:
+    operator: str
+    delegate: str
+    alice: str
+    bob: str
+    other_tenant: str
+
+
+def make_key(state_dir: Path, *args: str) -> str:
+    command = [str(Path(sys.executable).with_name("watchword")), "keys", "create", *args]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={"WATCHWORD_STATE_DIR": str(state_dir), "HOME": "/root"}
+    )
+    return result.stdout.strip().splitlines()[-1].split()[-1]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    server: Server
+    keys: Keys
+
+    def client(self, key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two workers, embedded Valkey, SmolLM2, API keys: the whole path, real in every part."""
+    state_dir = tmp_path_factory.mktemp("state")
+    keys = Keys(
+        operator=make_key(state_dir, "--tenant", "acme", "--operator"),
+        delegate=make_key(state_dir, "--tenant", "acme", "--delegate"),
+        alice=make_key(state_dir, "--tenant", "acme", "--user", "alice"),
+        bob=make_key(state_dir, "--tenant", "acme", "--user", "bob"),
+        other_tenant=make_key(state_dir, "--tenant", "globex", "--delegate"),
+    )
+    server = Server(state_dir, "--workers=2", "--debug-headers", "--kv-memory-gib=0.5")
+    try:
+        server.wait_ready(workers=2)
+        yield Cluster(server, keys)
+    finally:
+        status = server.stop()
+        assert status == 0, server.output()
