@@ -1,0 +1,203 @@
+"""Which sequences get how many tokens in the next step. Integers only.
+
+Strictly first come, first served: nobody overtakes because of a better prefix hit, since that would let one user see
+from the waiting time what another one has cached. Running sequences decode first; the rest of the token budget goes to
+prompts, in chunks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from workers.block_pool import NO_MATCH, BlockPool, PrefixMatch
+from workers.config import Batching, EngineConfig
+from workers.sequence import Sequence, SequenceStatus
+
+
+@dataclass(slots=True)
+class ScheduledRow:
+    """`num_tokens` of `seq` from its num_computed_tokens on."""
+
+    seq: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether this row reaches the last known token, so that the next one can be drawn."""
+        return self.end == self.seq.num_tokens
+
+
+@dataclass(slots=True)
+class Schedule:
+    rows: list[ScheduledRow] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), before the step
+    copy_holders: list[Sequence] = field(default_factory=list)  # whose reference keeps each copy's source alive
+    num_preempted: int = 0
+    admitted: list[Sequence] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the queue, the running list and, through the pool, every block table."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of arrival
+        self.num_preemptions = 0
+        self._config = config
+        self._pool = pool
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def add_fork(self, seq: Sequence) -> None:
+        """A choice that starts running at once, on the blocks of its sibling."""
+        seq.set_status(SequenceStatus.RUNNING)
+        self._insert_running(seq)
+
+    def schedule(self) -> Schedule:
+        schedule = Schedule()
+        budget = self._schedule_decodes(schedule, self._config.max_num_batched_tokens)
+        budget = self._schedule_prefills(schedule, budget)
+        if not schedule.num_preempted:  # else the freed blocks would go to a newcomer, and so back and forth
+            self._admit(schedule, budget)
+        return schedule
+
+    def finish(self, seq: Sequence) -> None:
+        """Takes a sequence out, wherever it is, and gives back its blocks."""
+        if seq.status is SequenceStatus.RUNNING:
+            self.running.remove(seq)
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+        seq.set_status(SequenceStatus.FINISHED)
+        self._release(seq)
+
+    def preempt(self, seq: Sequence) -> None:
+        """Back to the head of the queue; its tokens stay, their K and V are recomputed later."""
+        self.running.remove(seq)
+        seq.set_status(SequenceStatus.PREEMPTED)
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        self._release(seq)
+        self.waiting.appendleft(seq)
+
+    def release_copy_sources(self, schedule: Schedule) -> None:
+        """After the step: the sources of its block copies are no longer read."""
+        for (source, _), seq in zip(schedule.block_copies, schedule.copy_holders, strict=True):
+            self._pool.release((source,), seq.writer)
+
+    # --- running sequences
+
+    def _schedule_decodes(self, schedule: Schedule, budget: int) -> int:
+        for seq in tuple(self.running):
+            if seq.status is not SequenceStatus.RUNNING or seq.num_new_tokens != 1:
+                continue
+            if self._make_writable(seq, schedule):
+                schedule.rows.append(ScheduledRow(seq, seq.num_computed_tokens, 1))
+                budget -= 1
+        return budget
+
+    def _schedule_prefills(self, schedule: Schedule, budget: int) -> int:
+        for seq in self.running:
+            if budget > 0 and seq.num_new_tokens > 1:
+                budget -= self._schedule_chunk(seq, schedule, budget)
+        return budget
+
+    def _schedule_chunk(self, seq: Sequence, schedule: Schedule, budget: int) -> int:
+        is_alone = len(self.running) + len(self.waiting) == 1
+        cap = budget if is_alone else min(budget, self._config.max_shared_chunk_tokens)
+        num_tokens = min(seq.num_new_tokens, cap)
+        schedule.rows.append(ScheduledRow(seq, seq.num_computed_tokens, num_tokens))
+        return num_tokens
+
+    def _make_writable(self, seq: Sequence, schedule: Schedule) -> bool:
+        """Sees to it that the next position lies in a block that is this sequence's alone. False: it was preempted."""
+        index = seq.num_computed_tokens // self._config.block_size
+        is_new = index == len(seq.block_table)
+        if not is_new and self._pool.blocks[seq.block_table[index]].ref_count == 1:
+            return True
+        if not self._make_room(seq, schedule):
+            return False
+        block = self._pool.allocate(seq.writer)
+        if is_new:
+            seq.block_table.append(block.block_id)
+            return True
+        # Copy on write. The reference to the source passes from the table to the step, which reads it.
+        source = seq.block_table[index]
+        block.num_written = self._pool.blocks[source].num_written
+        schedule.block_copies.append((source, block.block_id))
+        schedule.copy_holders.append(seq)
+        seq.block_table[index] = block.block_id
+        return True
+
+    def _make_room(self, seq: Sequence, schedule: Schedule) -> bool:
+        """Preempts the latest arrivals until one block is available. False: `seq` itself had to go."""
+        while not self._pool.can_allocate(1):
+            victim = self.running[-1]
+            self.preempt(victim)
+            schedule.num_preempted += 1
+            if victim is seq:
+                return False
+        return True
+
+    # --- waiting sequences
+
+    def _admit(self, schedule: Schedule, budget: int) -> None:
+        if self._config.batching is Batching.STATIC and self.running:
+            return
+        num_slots = sum(seq.num_slots for seq in self.running)
+        while self.waiting and budget > 0:
+            seq = self.waiting[0]
+            if num_slots + seq.num_slots > self._config.max_num_seqs:
+                return
+            match = self._match(seq)
+            num_blocks = -(-seq.num_tokens // self._config.block_size) - len(match.blocks)
+            # Each running sequence may need a block soon; without this reserve a newcomer is preempted at once.
+            if not self._pool.can_allocate(num_blocks + len(self.running), match):
+                return
+            if not self._pool.has_intact_bytes(match):
+                continue
+            self.waiting.popleft()
+            self._start(seq, match, num_blocks)
+            num_slots += seq.num_slots
+            schedule.admitted.append(seq)
+            budget -= self._schedule_chunk(seq, schedule, budget)
+
+    def _match(self, seq: Sequence) -> PrefixMatch:
+        """What the prefix cache has of it, short of its last token: that one is computed always, for its logits."""
+        if not self._config.prefix_caching or not seq.request.use_prefix_cache:
+            return NO_MATCH
+        size = self._config.block_size
+        num_wanted = min(len(seq.block_keys), (seq.num_tokens - 1) // size)
+        return self._pool.match([seq.content_of_block(index, size) for index in range(num_wanted)])
+
+    def _start(self, seq: Sequence, match: PrefixMatch, num_blocks: int) -> None:
+        seq.block_table = self._pool.acquire(match, seq.writer)
+        seq.num_computed_tokens = len(match.blocks) * self._config.block_size
+        seq.num_published_blocks = len(match.blocks)
+        seq.last_published = match.blocks[-1].identity if match.blocks else None
+        seq.block_table.extend(self._pool.allocate(seq.writer).block_id for _ in range(num_blocks))
+        seq.set_status(SequenceStatus.RUNNING)
+        self._insert_running(seq)
+
+    def _insert_running(self, seq: Sequence) -> None:
+        place = len(self.running)
+        while place and _order(self.running[place - 1]) > _order(seq):
+            place -= 1
+        self.running.insert(place, seq)
+
+    def _release(self, seq: Sequence) -> None:
+        self._pool.release(reversed(seq.forget_blocks()), seq.writer)
+
+
+def _order(seq: Sequence) -> tuple[int, int]:
+    return seq.arrival, seq.choice
