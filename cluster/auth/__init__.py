@@ -1,0 +1,1 @@
+"""Who is asking: API keys, roles, and the hashed identity that the rest of the system sees."""

@@ -1,0 +1,100 @@
+"""Reads a JSON object from a request body: bounded, strict UTF-8, no NaN, no lone surrogates, no NUL."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from starlette.requests import Request
+
+from cluster.api.errors import InvalidRequestError
+from cluster.http.protocol_errors import HttpRefusal
+
+# Only an escape can bring in what UTF-8 cannot hold (a lone surrogate) or a raw JSON string may not (NUL).
+_ESCAPE = b"\\u"
+
+
+async def read_json(request: Request, max_body_bytes: int) -> dict[str, Any]:
+    """Raises HttpRefusal (413, 415) or InvalidRequestError; never quotes the body."""
+    _check_content_type(request.headers.get("content-type"))
+    raw = await _read_bounded(request, max_body_bytes)
+    body = parse_json(raw)
+    if not isinstance(body, dict):
+        raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
+    return body
+
+
+def parse_json(raw: bytes) -> Any:
+    try:
+        body = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise InvalidRequestError("the body is not valid UTF-8", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequestError("the body is nested too deeply", code="invalid_json") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequestError(
+            f"the body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}", code="invalid_json"
+        ) from None
+    except ValueError as error:
+        if isinstance(error, _RefusedConstant):
+            raise InvalidRequestError(
+                f"the body is not valid JSON: {error} is no number", code="invalid_json"
+            ) from None
+        raise InvalidRequestError("the body holds a number with too many digits", code="invalid_json") from None
+    if _ESCAPE in raw:
+        _check_text(body)
+    return body
+
+
+class _RefusedConstant(ValueError):
+    pass
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _RefusedConstant(f"{name} is no number")
+
+
+def _check_content_type(content_type: str | None) -> None:
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HttpRefusal(415, "the content type must be application/json", "unsupported_media_type")
+
+
+async def _read_bounded(request: Request, max_body_bytes: int) -> bytes:
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdigit() and int(declared) > max_body_bytes:
+        raise _too_large(max_body_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_body_bytes:
+            raise _too_large(max_body_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(max_body_bytes: int) -> HttpRefusal:
+    return HttpRefusal(
+        413, f"the body is larger than {max_body_bytes} bytes", "body_too_large", headers={"connection": "close"}
+    )
+
+
+def _check_text(value: Any, where: str = "") -> None:
+    """Walks the whole body, names included. Depth is bounded: the parser has already refused deep nesting."""
+    if isinstance(value, str):
+        _check_string(value, where)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_text(item, f"{where}[{index}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check_string(name, where)
+            _check_text(item, f"{where}.{name}" if where else name)
+
+
+def _check_string(text: str, where: str) -> None:
+    if "\0" in text:
+        raise InvalidRequestError(f"{where or 'the body'} holds a NUL character", param=where or None)
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        raise InvalidRequestError(f"{where or 'the body'} holds a lone surrogate", param=where or None)

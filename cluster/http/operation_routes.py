@@ -1,0 +1,63 @@
+"""What operates the service rather than uses it: health, readiness, metrics, version."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from cluster.api.errors import PermissionDeniedError, UnavailableError
+from cluster.backend import Backend
+from cluster.http.error_reply import error_response
+from cluster.metrics import GatewayMetrics
+from cluster.openai.json_text import to_json_bytes
+
+WORKERS_HEADER = "x-watchword-workers"
+CountWorkers = Callable[[], Awaitable[int]]
+
+
+class OperationRoutes:
+    """`count_workers`, where the assembly has it, adds the number of ready workers to /ready."""
+
+    def __init__(
+        self, backend: Backend, metrics: GatewayMetrics, version: str, count_workers: CountWorkers | None
+    ) -> None:
+        self._backend = backend
+        self._metrics = metrics
+        self._version = version
+        self._count_workers = count_workers
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/-/healthz", self.healthz, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        return Response(b'{"status":"ok"}', media_type="application/json")
+
+    async def healthz(self, request: Request) -> Response:
+        return PlainTextResponse("success")  # the word that KubeRay's probes look for
+
+    async def ready(self, request: Request) -> Response:
+        if await self._backend.is_ready():
+            response = Response(b'{"status":"ready"}', media_type="application/json")
+        else:
+            response = error_response(UnavailableError("no worker can answer yet", code="not_ready", retry_after_s=1))
+        if self._count_workers is not None:
+            response.headers[WORKERS_HEADER] = str(await self._count_workers())
+        return response
+
+    async def metrics(self, request: Request) -> Response:
+        if not request.state.principal.is_operator:
+            raise PermissionDeniedError("metrics need an operator's key")
+        return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    async def version(self, request: Request) -> Response:
+        return Response(to_json_bytes({"version": self._version}), media_type="application/json")

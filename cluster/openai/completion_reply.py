@@ -1,0 +1,76 @@
+"""POST /v1/completions: the answer, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.openai.json_text import to_json
+from cluster.openai.reply_parts import finish_json, text_logprobs, usage_json
+from cluster.serving.text_delta import TextDelta, TextLogprob, Usage
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TextLogprob] | None = None
+    last: TextDelta | None = None
+
+
+class CompletionReply:
+    """Collects deltas into one text_completion object."""
+
+    def __init__(self, reply_id: str, model: str, created_unix_s: int, num_choices: int) -> None:
+        self._head = {"id": reply_id, "object": "text_completion", "created": created_unix_s, "model": model}
+        self._choices = [_Choice() for _ in range(num_choices)]
+
+    def add(self, delta: TextDelta) -> None:
+        choice = self._choices[delta.index]
+        choice.text.append(delta.text)
+        choice.last = delta
+        if delta.logprobs is not None:
+            choice.logprobs = [*(choice.logprobs or ()), *delta.logprobs]
+
+    def finish(self, usage: Usage) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "text": "".join(choice.text),
+                "logprobs": text_logprobs(choice.logprobs, 0)[0],
+                "finish_reason": finish_json(choice.last.finish_reason if choice.last else None),
+                "stop_reason": choice.last.stop_reason if choice.last else None,
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        return {**self._head, "choices": choices, "usage": usage_json(usage)}
+
+
+class CompletionChunks:
+    """Turns deltas into text_completion chunks. What repeats in every chunk is serialised once."""
+
+    def __init__(self, reply_id: str, model: str, created_unix_s: int, num_choices: int, *, wants_usage: bool) -> None:
+        head = {"id": reply_id, "object": "text_completion", "created": created_unix_s, "model": model}
+        self._head = to_json(head)[:-1] + ',"choices":['
+        self._no_usage = '],"usage":null}' if wants_usage else "]}"
+        self._wants_usage = wants_usage
+        self._offsets = [0] * num_choices
+
+    def start(self) -> Iterator[str]:
+        return iter(())
+
+    def chunk(self, delta: TextDelta, running_usage: Usage | None = None) -> str | None:
+        """None when there is nothing to tell yet: all text of the delta is held back."""
+        if not delta.text and not delta.logprobs and delta.finish_reason is None:
+            return None
+        logprobs, self._offsets[delta.index] = text_logprobs(delta.logprobs, self._offsets[delta.index])
+        choice = (
+            f'{{"index":{delta.index},"text":{to_json(delta.text)},"logprobs":{to_json(logprobs)},'
+            f'"finish_reason":{to_json(finish_json(delta.finish_reason))}}}'
+        )
+        tail = self._no_usage if running_usage is None else f'],"usage":{to_json(usage_json(running_usage))}}}'
+        return f"{self._head}{choice}{tail}"
+
+    def finish(self, usage: Usage) -> Iterator[str]:
+        if self._wants_usage:
+            yield f'{self._head}],"usage":{to_json(usage_json(usage))}}}'

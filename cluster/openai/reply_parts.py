@@ -1,0 +1,62 @@
+"""What chat and text replies share: usage, finish reasons and logprobs in OpenAI's two formats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.api.output import FinishReason
+from cluster.serving.text_delta import TextLogprob, TokenText, Usage
+
+# JSON has no -inf; peers send this floor, far below any real log probability.
+_MIN_LOGPROB = -9999.0
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """`cached_tokens` is always there: it is how a caller sees what was shared."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def finish_json(reason: FinishReason | None) -> str | None:
+    return None if reason is None else reason.value
+
+
+def chat_logprobs(logprobs: Sequence[TextLogprob] | None) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+    return {"content": [_chat_entry(item) for item in logprobs], "refusal": None}
+
+
+def _chat_entry(item: TextLogprob) -> dict[str, Any]:
+    return {**_chat_token(item.chosen), "top_logprobs": [_chat_token(token) for token in item.top]}
+
+
+def _chat_token(token: TokenText) -> dict[str, Any]:
+    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
+
+
+def text_logprobs(logprobs: Sequence[TextLogprob] | None, first_offset: int) -> tuple[dict[str, Any] | None, int]:
+    """The older format of /v1/completions; `first_offset` in characters. Also returns the next offset."""
+    if logprobs is None:
+        return None, first_offset
+    offsets = []
+    for item in logprobs:
+        offsets.append(first_offset)
+        first_offset += len(item.chosen.text)
+    entry = {
+        "tokens": [item.chosen.text for item in logprobs],
+        "token_logprobs": [_finite(item.chosen.logprob) for item in logprobs],
+        "top_logprobs": [{token.text: _finite(token.logprob) for token in item.top} or None for item in logprobs],
+        "text_offset": offsets,
+    }
+    return entry, first_offset
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _MIN_LOGPROB

@@ -1,0 +1,1 @@
+"""The transport-free half of the front door: validated input in, text deltas out. Knows neither HTTP nor gRPC."""
