@@ -68,6 +68,11 @@ class IndexFollower:
         self._gaps: dict[WorkerId, float] = {}  # since when
         self._absent: dict[WorkerId, float] = {}  # since when a worker has no valid lease
 
+    @property
+    def last_id(self) -> str:
+        """The stream entry up to which the index is current."""
+        return self._last_id
+
     async def run(self) -> None:
         """Follows until cancelled. Never raises because of Redis or of what stands in it."""
         failures = 0

@@ -50,7 +50,8 @@ class IndexPublisher:
         check_names(worker_id, epoch)
         self.worker_id = worker_id
         self.epoch = epoch
-        self.is_synced = False  # Redis holds what the worker held a moment ago
+        self.is_synced = False  # Redis holds all that was taken from the queue
+        self.is_fenced = False  # a younger life of the worker publishes; tried again after each lease
         self.num_outages = 0
         self._settings = settings
         self._request_snapshot = request_snapshot
@@ -68,6 +69,11 @@ class IndexPublisher:
         self._slot: int | None = None  # None: Redis must be given everything
         self._sent_sequence = 0
         self._is_down = False
+
+    @property
+    def num_unsent(self) -> int:
+        """Batches and snapshots that Redis has not seen yet, as far as they will be sent one by one."""
+        return len(self._queue) + len(self._unsent)
 
     def publish(self, batch: EventBatch) -> None:
         """Thread-safe. Batches in order of sequence. Raises ValueError for another worker or epoch."""
@@ -114,6 +120,7 @@ class IndexPublisher:
                 self._resend_all()
             except FencedError:
                 self._resend_all()
+                self.is_fenced = True
                 logger.warning("prefix index: %s %s is not its youngest life", self.worker_id, self.epoch)
                 await asyncio.sleep(self._settings.lease_s)
             except RedisUnavailableError as error:
@@ -133,6 +140,7 @@ class IndexPublisher:
             is_first = False
             self._take_queue()
         self.is_synced = True
+        self.is_fenced = False
         if self._is_down:
             self._is_down = False
             logger.info("prefix index: %s published everything again", self.worker_id)
@@ -169,6 +177,9 @@ class IndexPublisher:
                 self._held.apply_snapshot(item)
                 self._resend_all()
                 continue
+            position = self._held.position(self.worker_id)
+            if position is not None and item.sequence <= position[1]:
+                continue  # a repetition
             self._held.apply(item)
             self._unsent.append(item)
             self._num_unsent_blocks += _num_blocks(item)
