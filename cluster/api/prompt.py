@@ -31,7 +31,11 @@ class CallerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """Token ids of the whole prompt and the scope of each part; the last span is unbounded."""
+    """Token ids of the whole prompt and the scope of each part; the last span is unbounded.
+
+    `use_prefix_cache` is False when policy or request say that nothing may be reused: it belongs into the Request.
+    """
 
     token_ids: tuple[int, ...]
     spans: tuple[ScopeSpan, ...]
+    use_prefix_cache: bool = True
