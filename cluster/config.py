@@ -44,6 +44,7 @@ class ClusterConfig(BaseModel):
     http_port: int = Field(8000, ge=0, le=65535)
     grpc_port: int = Field(9000, ge=0, le=65535)
     gateways: int = Field(1, ge=1, le=256, description="gateway replicas")
+    worker_host: str = Field("127.0.0.1", description="where workers listen; 'node': their Ray node's address")
 
     # Who may ask
     keys_file: Path | None = Field(None, description="API keys; default: keys.json in the state folder, if it exists")
@@ -67,17 +68,15 @@ class ClusterConfig(BaseModel):
     max_model_len: int = Field(0, ge=0, description="longest prompt plus output; 0: the model's context")
     batching: Literal["continuous", "static"] = "continuous"
     layout: Literal["packed", "padded"] = "packed"
-    kernel: Literal["auto", "native", "torch", "triton"] = "auto"
+    kernel: Literal["auto", "native", "torch"] = "auto"
     prefix_caching: bool = True
     isolation_check: Literal["off", "check", "poison"] = "check"
-    bit_exact: bool = True
-    verify_checksums: float = Field(0.0, ge=0, le=1, description="share of cache hits whose block checksum is verified")
+    verify_checksums: bool = Field(False, description="checksum shared blocks when published, verify on every hit")
+    idle_timeout_s: float = Field(3600.0, gt=0, description="user and session blocks unused for so long are dropped")
 
     # Who shares what
     templates_dir: Path | None = Field(None, description="prompt templates (YAML front matter + Jinja2)")
     default_share: Literal["none", "user", "variables", "template"] = "variables"
-    session_idle_s: float = Field(3600.0, gt=0, description="blocks of a session unused for so long are dropped")
-    user_idle_s: float = Field(86400.0, gt=0, description="blocks of a user unused for so long are dropped")
 
     # Which worker
     redis_url_file: Path | None = Field(None, description="file with the Redis URL, password included")
@@ -97,6 +96,15 @@ class ClusterConfig(BaseModel):
         return self
 
     @property
+    def model_spec(self) -> str | None:
+        """None stands for the weights that come with the installation."""
+        return None if self.model == "smollm2" else self.model
+
+    @property
+    def index_namespace(self) -> str:
+        return "watchword"
+
+    @property
     def is_loopback(self) -> bool:
         if self.host == "localhost":
             return True
@@ -111,7 +119,7 @@ class ClusterConfig(BaseModel):
 
     @property
     def secret_path(self) -> Path:
-        return self.secret_file or self.state_dir / "cluster.secret"
+        return self.secret_file or self.state_dir / "cluster.api.secret"
 
     @property
     def templates_path(self) -> Path:

@@ -19,9 +19,9 @@ from ray import serve
 
 from cache_service.embedded import EmbeddedRedis
 from cluster.api.errors import InvalidRequestError
-from cluster.auth.key_store import KeyStore
+from cluster.api.secret import load_or_create_secret
+from cluster.auth.key_store import list_keys
 from cluster.config import ClusterConfig
-from cluster.secret import load_or_create_secret
 
 APP_NAME = "watchword"
 # Ray keeps what it needs for a few hundred small messages; tokens do not pass through its object store.
@@ -41,7 +41,7 @@ class LocalCluster:
                 "grpc_port": config.grpc_port or _free_port(config.host),
             }
         )
-        self.has_keys = len(KeyStore(config.keys_path).list_keys()) > 0
+        self.has_keys = len(list_keys(config.keys_path)) > 0
         self.model_name = ""
         self._deploy_error: str | None = None
 

@@ -1,0 +1,120 @@
+"""The composition root of the application: which deployments, with which settings and resources."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ray import serve
+
+from cluster.config import ClusterConfig, load_config
+from cluster.gateway import Gateway
+from router.actor import ROUTER_NAMESPACE, router_name
+from workers.actor import WorkerReplica, WorkerSettings
+from workers.config import Batching, EngineConfig, IsolationCheck, Layout
+from workers.model_source import resolve_model
+from workers.runner_config import RunnerConfig
+
+APP_NAME = "watchword"
+# Serve asks every 2 s; a process that is gone is noticed at once, one that hangs after the time-out.
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """Entry point of Serve config files: `import_path: cluster.app:build`, settings under `args`."""
+    return build_app(load_config(args))
+
+
+def build_app(config: ClusterConfig) -> serve.Application:
+    """The gateway in front, the workers behind it."""
+    worker = _worker_deployment(config).bind(worker_settings(config))
+    return _gateway_deployment(config).bind(config, APP_NAME, worker)
+
+
+def model_name(config: ClusterConfig) -> str:
+    """The name under which the model is served. Raises when there is no such model."""
+    return config.served_model_name or resolve_model(config.model_spec).name
+
+
+def worker_settings(config: ClusterConfig) -> WorkerSettings:
+    """What a worker replica is told; paths of secrets, never secrets."""
+    return WorkerSettings(
+        model=model_name(config),
+        engine=_engine_config(config),
+        runner=_runner_config(config),
+        secret_file=config.secret_path,
+        channel_host=config.worker_host,
+        router_name=router_name(APP_NAME),
+        router_namespace=ROUTER_NAMESPACE,
+        redis_url_file=config.redis_url_file,
+        index_namespace=config.index_namespace,
+        drain_timeout_s=config.drain_timeout_s,
+    )
+
+
+def _worker_deployment(config: ClusterConfig) -> serve.Deployment:
+    threads = num_threads(config)
+    return serve.deployment(
+        WorkerReplica,
+        name="Worker",
+        num_replicas=config.workers,
+        max_ongoing_requests=64,  # control calls only: tokens do not pass through Serve
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=config.drain_timeout_s + 10,
+        ray_actor_options={
+            "num_cpus": 1,
+            "num_gpus": 1 if config.device == "cuda" else 0,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+        },
+    )
+
+
+def _gateway_deployment(config: ClusterConfig) -> serve.Deployment:
+    return serve.deployment(
+        Gateway,
+        name="Gateway",
+        num_replicas=config.gateways,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=config.drain_timeout_s + 10,
+        ray_actor_options={"num_cpus": 0.5},
+    )
+
+
+def num_threads(config: ClusterConfig) -> int:
+    """Threads of one worker: its share of the cores unless told otherwise."""
+    return config.threads or max(1, (os.cpu_count() or 1) // config.workers)
+
+
+def _engine_config(config: ClusterConfig) -> EngineConfig:
+    # The pool's size and the model's context are the runner's to say: the worker fills them in.
+    return EngineConfig(
+        num_blocks=1,
+        max_model_len=config.max_model_len or 1 << 30,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        batching=Batching(config.batching),
+        layout=Layout(config.layout),
+        prefix_caching=config.prefix_caching,
+        isolation_check=IsolationCheck(config.isolation_check),
+        checksum_blocks=config.verify_checksums,
+        idle_timeout_s=config.idle_timeout_s,
+    )
+
+
+def _runner_config(config: ClusterConfig) -> RunnerConfig:
+    return RunnerConfig(
+        model=config.model_spec,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        num_blocks=config.kv_blocks or None,
+        kv_cache_bytes=None if config.kv_blocks else int(config.kv_memory_gib * (1 << 30)),
+        max_model_len=config.max_model_len or None,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        threads=num_threads(config),
+        kernel=config.kernel,
+        layout=config.layout,
+    )

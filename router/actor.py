@@ -1,0 +1,92 @@
+"""The router as a Ray actor: one per application, found by name, restarted by Ray, rebuilt from Redis and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cache_service.index_follower import IndexFollower
+from cache_service.prefix_index import InMemoryPrefixIndex
+from cache_service.redis_index import IndexSettings
+from cluster.api.ids import WorkerId
+from cluster.api.routing import RouteDecision, RouteQuery
+from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
+from router.circuit import FailureKind
+from router.config import RouterConfig
+from router.router import Router
+from router.stats import RouterStats
+
+logger = logging.getLogger(__name__)
+
+ROUTER_NAMESPACE = "watchword"
+
+
+def router_name(app_name: str) -> str:
+    return f"router:{app_name}"
+
+
+class RouterActor:
+    """Thin shell: every decision is the plain Router's. Async, so that waiting requests cost no thread."""
+
+    def __init__(self, config: RouterConfig, redis_url_file: Path | None, index_namespace: str) -> None:
+        self._index = InMemoryPrefixIndex()
+        self._router = Router(self._index, config)
+        self._snapshot_wanted: set[WorkerId] = set()
+        self._follower: IndexFollower | None = None
+        if redis_url_file is not None:
+            url = redis_url_file.read_text(encoding="utf-8").strip()
+            self._follower = IndexFollower(url, IndexSettings(index_namespace), self._index, self._snapshot_wanted.add)
+        self._task: asyncio.Task[None] | None = None
+
+    async def route(self, query: RouteQuery) -> RouteDecision:
+        return await self._router.route(query)
+
+    async def notes(self, notes: list[tuple[str, tuple[Any, ...]]]) -> None:
+        """Batched fire-and-forget calls of a gateway, in order."""
+        for name, args in notes:
+            match name:
+                case "first_token":
+                    self._router.first_token(*args)
+                case "release":
+                    self._router.release(*args)
+                case "worker_failed":
+                    worker_id, epoch = args
+                    self._router.worker_failed(worker_id, epoch, FailureKind.CONNECT)
+
+    async def register(self, info: WorkerInfo) -> None:
+        if self._follower is not None and self._task is None:
+            self._task = asyncio.create_task(self._follower.run())
+        self._router.register(info)
+
+    async def report(self, snapshot: WorkerSnapshot) -> dict[str, bool]:
+        """A worker's heartbeat. The answer asks it to register again, or to publish all its keys."""
+        is_known = self._router.report(snapshot)
+        wants_snapshot = snapshot.worker_id in self._snapshot_wanted
+        self._snapshot_wanted.discard(snapshot.worker_id)
+        return {"register": not is_known, "publish_snapshot": wants_snapshot}
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Live workers, for readiness and for the gateways' fallback."""
+        return self._router.live_workers()
+
+    async def stats(self) -> RouterStats:
+        return self._router.stats()
+
+
+def create_router(app_name: str, config: RouterConfig, redis_url_file: Path | None, index_namespace: str) -> Any:
+    """The actor's handle; whoever comes first makes it. It outlives its maker and is restarted when it dies."""
+    actor_class = ray.remote(RouterActor)
+    return actor_class.options(
+        name=router_name(app_name),
+        namespace=ROUTER_NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=10_000,
+        num_cpus=0,
+    ).remote(config, redis_url_file, index_namespace)

@@ -1,0 +1,209 @@
+"""A worker as a Ray Serve replica: engine, token streams, heartbeats, block events. Decides nothing.
+
+Serve places, health-checks and replaces it; tokens do not pass through Serve (see workers/channel.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from cache_service.block_key import BlockKeyer
+from cache_service.events import BlockEvent, EventBatch, Snapshot
+from cache_service.index_publisher import IndexPublisher
+from cache_service.redis_index import IndexSettings
+from cluster.api.ids import WorkerId, new_epoch
+from cluster.api.secret import channel_token
+from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
+from workers.async_engine import AsyncLLMEngine
+from workers.build import build_engine
+from workers.channel import WorkerChannel
+from workers.config import EngineConfig
+from workers.model_runner import CpuModelRunner, load_runner
+from workers.runner_config import RunnerConfig
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_PERIOD_S = 0.5
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """All that a worker needs; holds paths of secrets, never secrets."""
+
+    model: str
+    engine: EngineConfig
+    runner: RunnerConfig
+    secret_file: Path
+    channel_host: str  # "node": the address of this Ray node
+    router_name: str
+    router_namespace: str
+    redis_url_file: Path | None
+    index_namespace: str
+    drain_timeout_s: float
+
+
+class WorkerReplica:
+    """One engine and its connections. A new process is a new epoch: nothing of an old life is ever inherited."""
+
+    async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._settings = settings
+        self._epoch = new_epoch()
+        self._worker_id = WorkerId(f"worker-{_replica_rank()}")
+        self._sequence = 0
+        self._sequence_lock = threading.Lock()
+        self._is_draining = False
+        self._runner = await asyncio.to_thread(_load_runner, settings.runner)
+        self._engine = self._build_engine()
+        host = ray.util.get_node_ip_address() if settings.channel_host == "node" else settings.channel_host
+        token = channel_token(settings.secret_file.read_bytes().strip())
+        self._channel = WorkerChannel(self._engine, token, self._epoch, host)
+        address = await self._channel.start()
+        self._engine.start()
+        self._info = self._describe(address)
+        self._publisher = self._build_publisher()
+        self._tasks = [asyncio.create_task(self._beat_forever())]
+        if self._publisher is not None:
+            self._tasks.append(asyncio.create_task(self._publisher.run()))
+        logger.info("%s (epoch %s) serves on %s", self._worker_id, self._epoch, address)
+
+    def check_health(self) -> None:
+        """Asked by Serve; raising means: replace this process."""
+        if self._engine.is_dead:
+            raise RuntimeError("the engine is dead")
+
+    async def info(self) -> WorkerInfo:
+        return self._info
+
+    async def __del__(self) -> None:
+        """Serve's word for shutting down: take nothing new, let streams end, then stop."""
+        self._is_draining = True
+        await self._beat()
+        waited = 0.0
+        while self._channel.num_requests and waited < self._settings.drain_timeout_s:
+            await asyncio.sleep(0.1)
+            waited += 0.1
+        for task in self._tasks:
+            task.cancel()
+        if self._publisher is not None:
+            await self._publisher.aclose()
+        await self._channel.stop(grace_s=1.0)
+        await asyncio.to_thread(self._engine.stop)
+
+    def _build_engine(self) -> AsyncLLMEngine:
+        settings, runner = self._settings, self._runner
+        config = replace(
+            settings.engine,
+            num_blocks=runner.num_blocks,
+            max_model_len=min(settings.engine.max_model_len or runner.max_model_len, runner.max_model_len),
+        )
+        self._engine_config = config
+        keyer = BlockKeyer(settings.secret_file.read_bytes().strip(), runner.identity)
+        engine = build_engine(config, runner, keyer)
+        return AsyncLLMEngine(engine, lambda outputs: self._channel.on_outputs(outputs), self._take_events)
+
+    def _build_publisher(self) -> IndexPublisher | None:
+        path = self._settings.redis_url_file
+        if path is None:
+            return None
+        url = path.read_text(encoding="utf-8").strip()
+        settings = IndexSettings(self._settings.index_namespace)
+        return IndexPublisher(url, settings, self._worker_id, self._epoch)
+
+    def _describe(self, address: str) -> WorkerInfo:
+        return WorkerInfo(
+            worker_id=self._worker_id,
+            epoch=self._epoch,
+            replica_id=address,
+            model=self._settings.model,
+            numerics=self._runner.numerics,
+            block_size_tokens=self._settings.engine.block_size,
+            num_blocks=self._runner.num_blocks,
+            max_num_seqs=self._settings.engine.max_num_seqs,
+            max_model_len=self._engine_config.max_model_len,
+            weights_digest=self._runner.identity.weights_digest,
+            dtype=self._runner.identity.dtype,
+            kv_layout=self._runner.identity.kv_layout,
+            vocab_size=self._runner.vocab_size,
+            eos_token_ids=self._runner.eos_token_ids,
+        )
+
+    async def _beat_forever(self) -> None:
+        await self._register()
+        while True:
+            await asyncio.sleep(HEARTBEAT_PERIOD_S)
+            await self._beat()
+
+    async def _register(self) -> None:
+        router = self._router()
+        if router is not None:
+            try:
+                await router.register.remote(self._info)
+            except ray.exceptions.RayError:
+                logger.warning("router is gone; registering again with the next heartbeat")
+
+    async def _beat(self) -> None:
+        router = self._router()
+        if router is None:
+            return
+        try:
+            wishes = await asyncio.wait_for(router.report.remote(await self._snapshot()), 5.0)
+        except (ray.exceptions.RayError, TimeoutError):
+            return  # the router is being restarted; it asks for what it lacks when it is back
+        if wishes["register"]:
+            await router.register.remote(self._info)
+        if wishes["publish_snapshot"]:
+            await asyncio.to_thread(self._publish_snapshot)
+
+    def _router(self) -> Any:
+        try:
+            return ray.get_actor(self._settings.router_name, namespace=self._settings.router_namespace)
+        except ValueError:
+            return None
+
+    async def _snapshot(self) -> WorkerSnapshot:
+        load = await asyncio.wrap_future(self._engine.call(lambda engine: engine.load()))
+        return WorkerSnapshot(
+            worker_id=self._worker_id,
+            epoch=self._epoch,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            pending_prefill_tokens=load.pending_prefill_tokens,
+            num_free_blocks=load.num_free_blocks,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            decode_step_s=load.decode_step_s,
+            request_ids=load.request_ids,
+            is_draining=self._is_draining,
+            is_healthy=load.is_healthy,
+        )
+
+    def _take_events(self, events: list[BlockEvent]) -> None:
+        """Called on the engine's event thread, in order."""
+        with self._sequence_lock:
+            self._sequence += 1
+            if self._publisher is not None:
+                self._publisher.publish(EventBatch(self._worker_id, self._epoch, self._sequence, tuple(events)))
+
+    def _publish_snapshot(self) -> None:
+        # Under the lock no batch gets a number between taking the keys and naming the last batch they contain.
+        # Events that the keys contain already but no batch has carried yet are applied twice: that changes nothing.
+        with self._sequence_lock:
+            keys = self._engine.call(lambda engine: engine.cached_keys()).result()
+            if self._publisher is not None:
+                self._publisher.publish_snapshot(Snapshot(self._worker_id, self._epoch, self._sequence, keys))
+
+
+def _load_runner(config: RunnerConfig) -> CpuModelRunner:
+    return load_runner(config, lambda what, fraction: logger.info("%s: %.0f %%", what, 100 * fraction))
+
+
+def _replica_rank() -> int:
+    rank = serve.get_replica_context().rank
+    return int(getattr(rank, "rank", rank))
