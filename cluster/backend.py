@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,7 +32,7 @@ class Placement:
 class Backend(Protocol):
     def generate(
         self, request: Request, *, affinity_key: str | None = None, placement: Placement | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Streams until `finished`. Raises WatchwordError. Closing the iterator aborts the request everywhere."""
         ...
 

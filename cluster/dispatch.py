@@ -8,7 +8,7 @@ one uninterrupted stream. Knows nothing of Ray: the router and the connections s
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -86,7 +86,7 @@ class Dispatcher:
 
     async def generate(
         self, request: Request, *, affinity_key: str | None = None, placement: Placement | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         placement = placement if placement is not None else Placement()
         progress = _Progress([[] for _ in range(request.sampling.n)])
         for attempt in range(MAX_ATTEMPTS):
@@ -127,7 +127,7 @@ class Dispatcher:
 
     async def _attempt(
         self, request: Request, decision: RouteDecision, progress: _Progress
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """One worker's part of the stream. The reservation is given back however this ends."""
         progress.numerics = progress.numerics or decision.numerics
         if progress.has_started:
