@@ -14,6 +14,8 @@ from cluster.http.front import Front
 from cluster.http.generation_routes import GenerationRoutes
 from cluster.http.model_routes import ModelRoutes
 from cluster.http.operation_routes import CountWorkers, OperationRoutes
+from cluster.http.response_routes import ResponseRoutes
+from cluster.http.token_routes import TokenRoutes
 from cluster.metrics import GatewayMetrics
 from cluster.serving.core import ServingCore
 
@@ -31,6 +33,8 @@ def build_http_app(
     router = Router(
         routes=[
             *GenerationRoutes(core, config).routes(),
+            *ResponseRoutes(core, config).routes(),
+            *TokenRoutes(core, config).routes(),
             *ModelRoutes(core).routes(),
             *OperationRoutes(core.backend, metrics, config.version, count_workers).routes(),
             *extra_routes,

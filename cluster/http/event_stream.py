@@ -1,9 +1,10 @@
-"""Server-sent events: one `data:` line per chunk, errors as an event, `[DONE]` at the end."""
+"""Server-sent events: framed events in, an HTTP answer out; an error becomes an event, and the stream has an end."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -11,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.api.errors import RequestAbortedError
 from cluster.http.error_reply import error_body, hide
 from cluster.http.until_disconnect import run_until_disconnect
-from cluster.openai.json_text import to_json
+from cluster.openai.reply_parts import error_event
 
 DONE = b"data: [DONE]\n\n"
 
@@ -25,12 +26,18 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[str, None], *, late_headers: Callable[[], Mapping[str, str]], tail: bytes = DONE
+        self,
+        events: AsyncGenerator[str, None],
+        *,
+        late_headers: Callable[[], Mapping[str, str]],
+        frame_error: Callable[[dict[str, Any]], str] = error_event,
+        tail: bytes = DONE,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._late_headers = late_headers
+        self._frame_error = frame_error
         self._tail = tail
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,11 +57,11 @@ class EventStream(Response):
             except RequestAbortedError:
                 raise
             except Exception as error:
-                await send(_body(to_json(error_body(hide(error)))))
+                await send(_body(self._frame_error(error_body(hide(error))["error"])))
                 await send({"type": "http.response.body", "body": self._tail, "more_body": False})
                 raise  # the front logs what is a bug; the answer is complete
             await send({"type": "http.response.body", "body": self._tail, "more_body": False})
 
 
 def _body(event: str) -> dict[str, object]:
-    return {"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True}
+    return {"type": "http.response.body", "body": event.encode(), "more_body": True}

@@ -70,11 +70,11 @@ class GenerationRoutes:
         return await self._answer(call, request, group, CompletionReply(*head))
 
     def _stream(self, call: CallContext, wire: GenerationWire, group: GenerationGroup, chunks: Chunks) -> Response:
-        events = _events(group, chunks, wants_running_usage=wire.wants_running_usage)
+        events = stream_events(group, chunks, wants_running_usage=wire.wants_running_usage)
         return EventStream(events, late_headers=lambda: call.debug_headers(group))
 
     async def _answer(self, call: CallContext, request: Request, group: GenerationGroup, reply: Reply) -> Response:
-        body = await run_until_disconnect(request.receive, _collect(group, reply))
+        body = await run_until_disconnect(request.receive, collect(group, reply))
         return Response(to_json_bytes(body), headers=call.debug_headers(group), media_type="application/json")
 
 
@@ -90,14 +90,16 @@ async def start_group(core: ServingCore, call: CallContext, inputs: Sequence[Gen
     )
 
 
-async def _collect(group: GenerationGroup, reply: Reply) -> Mapping[str, Any]:
+async def collect(group: GenerationGroup, reply: Reply) -> Mapping[str, Any]:
     async with aclosing(group.deltas()) as deltas:
         async for delta in deltas:
             reply.add(delta)
     return reply.finish(group.usage)
 
 
-async def _events(group: GenerationGroup, chunks: Chunks, *, wants_running_usage: bool) -> AsyncGenerator[str, None]:
+async def stream_events(
+    group: GenerationGroup, chunks: Chunks, *, wants_running_usage: bool
+) -> AsyncGenerator[str, None]:
     has_started = False
     async with aclosing(group.deltas()) as deltas:
         async for delta in deltas:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.openai.json_text import to_json
-from cluster.openai.reply_parts import chat_logprobs, finish_json, usage_json
+from cluster.openai.reply_parts import chat_logprobs, event_head, event_tail, finish_json, usage_json
 from cluster.serving.text_delta import TextDelta, TextLogprob, Usage
 
 
@@ -47,13 +47,13 @@ class ChatReply:
 
 
 class ChatChunks:
-    """Turns deltas into chat.completion.chunk events. What repeats in every chunk is serialised once."""
+    """Turns deltas into framed chat.completion.chunk events. What repeats in every one is serialised once."""
 
     def __init__(self, reply_id: str, model: str, created_unix_s: int, num_choices: int, *, wants_usage: bool) -> None:
         head = {"id": reply_id, "object": "chat.completion.chunk", "created": created_unix_s, "model": model}
-        self._head = to_json(head)[:-1] + ',"choices":['
+        self._head = event_head(head)
         # With include_usage every chunk has the field; it is null until the last.
-        self._no_usage = '],"usage":null}' if wants_usage else "]}"
+        self._tail = event_tail(None) if wants_usage else "]}\n\n"
         self._wants_usage = wants_usage
         self._num_choices = num_choices
 
@@ -73,9 +73,9 @@ class ChatChunks:
 
     def finish(self, usage: Usage) -> Iterator[str]:
         if self._wants_usage:
-            yield f'{self._head}],"usage":{to_json(usage_json(usage))}}}'
+            yield self._head + event_tail(usage)
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str, usage: Usage | None) -> str:
-        tail = self._no_usage if usage is None else f'],"usage":{to_json(usage_json(usage))}}}'
+        tail = self._tail if usage is None else event_tail(usage)
         choice = f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return f"{self._head}{choice}{tail}"

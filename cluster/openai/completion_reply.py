@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.openai.json_text import to_json
-from cluster.openai.reply_parts import finish_json, text_logprobs, usage_json
+from cluster.openai.reply_parts import event_head, event_tail, finish_json, text_logprobs, usage_json
 from cluster.serving.text_delta import TextDelta, TextLogprob, Usage
 
 
@@ -47,12 +47,12 @@ class CompletionReply:
 
 
 class CompletionChunks:
-    """Turns deltas into text_completion chunks. What repeats in every chunk is serialised once."""
+    """Turns deltas into framed text_completion events. What repeats in every one is serialised once."""
 
     def __init__(self, reply_id: str, model: str, created_unix_s: int, num_choices: int, *, wants_usage: bool) -> None:
         head = {"id": reply_id, "object": "text_completion", "created": created_unix_s, "model": model}
-        self._head = to_json(head)[:-1] + ',"choices":['
-        self._no_usage = '],"usage":null}' if wants_usage else "]}"
+        self._head = event_head(head)
+        self._tail = event_tail(None) if wants_usage else "]}\n\n"
         self._wants_usage = wants_usage
         self._offsets = [0] * num_choices
 
@@ -68,9 +68,9 @@ class CompletionChunks:
             f'{{"index":{delta.index},"text":{to_json(delta.text)},"logprobs":{to_json(logprobs)},'
             f'"finish_reason":{to_json(finish_json(delta.finish_reason))}}}'
         )
-        tail = self._no_usage if running_usage is None else f'],"usage":{to_json(usage_json(running_usage))}}}'
+        tail = self._tail if running_usage is None else event_tail(running_usage)
         return f"{self._head}{choice}{tail}"
 
     def finish(self, usage: Usage) -> Iterator[str]:
         if self._wants_usage:
-            yield f'{self._head}],"usage":{to_json(usage_json(usage))}}}'
+            yield self._head + event_tail(usage)

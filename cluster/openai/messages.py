@@ -31,9 +31,9 @@ def _parse_message(message: object, where: str) -> dict[str, Any]:
         raise UnsupportedError(f"{where}.role {role!r} is not supported yet", param=f"{where}.role")
     if role not in _ROLES:
         raise InvalidRequestError(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
-    for name in _UNBUILT_MESSAGE_FIELDS:
-        if message.get(name):
-            raise UnsupportedError(f"{where}.{name} is not supported yet", param=f"{where}.{name}")
+    for field in _UNBUILT_MESSAGE_FIELDS:
+        if message.get(field):
+            raise UnsupportedError(f"{where}.{field} is not supported yet", param=f"{where}.{field}")
     # Models' templates know "system"; "developer" is OpenAI's newer word for the same thing.
     parsed: dict[str, Any] = {
         "role": "system" if role == "developer" else role,

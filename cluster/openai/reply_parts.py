@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.api.output import FinishReason
+from cluster.openai.json_text import to_json
 from cluster.serving.text_delta import TextLogprob, TokenText, Usage
 
 # JSON has no -inf; peers send this floor, far below any real log probability.
@@ -21,6 +22,19 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def event_head(fields: dict[str, Any]) -> str:
+    """The start of a chunk's event up to its first choice; followed by choices and `event_tail`."""
+    return f'data: {to_json(fields)[:-1]},"choices":['
+
+
+def event_tail(usage: Usage | None) -> str:
+    return f'],"usage":{to_json(None if usage is None else usage_json(usage))}}}\n\n'
+
+
+def error_event(error: dict[str, Any]) -> str:
+    return f"data: {to_json({'error': error})}\n\n"
 
 
 def finish_json(reason: FinishReason | None) -> str | None:

@@ -28,6 +28,8 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (None,),
     "kv_transfer_params": (None,),
     "store": _OFF,
+    "return_token_ids": _OFF,
+    "return_tokens_as_token_ids": _OFF,
 }
 
 CHAT: dict[str, tuple[Any, ...]] = {
@@ -77,6 +79,15 @@ RESPONSES: dict[str, tuple[Any, ...]] = {
     "context_management": (None, []),
     "truncation": (None, "disabled"),
     "moderation": (None,),
+}
+
+
+TOKENIZE: dict[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": _OFF,
 }
 
 

@@ -160,7 +160,7 @@ def _build_now(model: ServedModel, identity: CallerIdentity, prompt: PromptInput
             raise UnsupportedError("template arguments are not supported yet", param="chat_template_kwargs")
         return model.prompts.chat(identity, prompt.messages, prompt_ref=prompt.prompt_ref)
     if isinstance(prompt, TextInput):
-        return model.prompts.text(identity, prompt.text)
+        return model.prompts.text(identity, prompt.text, add_special_tokens=prompt.add_special_tokens)
     for token_id in prompt.token_ids:
         if not 0 <= token_id < model.info.vocab_size:
             raise InvalidRequestError(

@@ -20,7 +20,10 @@ class ChatInput:
 
 @dataclass(frozen=True, slots=True)
 class TextInput:
+    """`add_special_tokens`: what the tokenizer puts around a text of its own accord (a begin token, say)."""
+
     text: str
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from cluster.serving.core import ServedModel, ServingCore
 from cluster.serving.token_table import TokenTable
 
 EOS = 256
+START = 257
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 512
 MODEL = "tiny"
@@ -37,7 +38,7 @@ Answer = Callable[[Request, int], bytes]
 
 def byte_table() -> TokenTable:
     """Token i is byte i; 256 is the end of a sequence, 257 another control token."""
-    return TokenTable([*(bytes([i]) for i in range(256)), b"<|end|>", b"<|start|>"], special_ids=[256, 257])
+    return TokenTable([*(bytes([i]) for i in range(256)), b"<|end|>", b"<|start|>"], special_ids=[EOS, START])
 
 
 def keyer() -> BlockKeyer:
@@ -47,14 +48,18 @@ def keyer() -> BlockKeyer:
 class BytePrompts:
     """A PromptBuilder: every part of a message is its UTF-8 bytes."""
 
+    def __init__(self, has_start: bool = False) -> None:
+        self.has_start = has_start
+
     def chat(
         self, identity: CallerIdentity, messages: Sequence[Mapping[str, Any]], *, prompt_ref: PromptRef | None = None
     ) -> BuiltPrompt:
         head = f"[{prompt_ref.id}]" if prompt_ref else ""
         return self.text(identity, head + "".join(f"{item['role']}:{item['content']}\n" for item in messages))
 
-    def text(self, identity: CallerIdentity, text: str) -> BuiltPrompt:
-        return self.tokens(identity, tuple(text.encode()))
+    def text(self, identity: CallerIdentity, text: str, *, add_special_tokens: bool = True) -> BuiltPrompt:
+        start = (START,) if add_special_tokens and self.has_start else ()
+        return self.tokens(identity, (*start, *text.encode()))
 
     def tokens(self, identity: CallerIdentity, token_ids: Sequence[int]) -> BuiltPrompt:
         return BuiltPrompt(tuple(token_ids), (ScopeSpan(None, identity.private),))
