@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cluster.api.errors import InvalidRequestError
 
 ENV_PREFIX = "WATCHWORD_"
-# Read by other parts, not by this model: the gate of the planted faults, and the tests' data folder.
-_FOREIGN_ENV = frozenset({"WATCHWORD_ALLOW_PLANTED_FAULTS", "WATCHWORD_SHARED", "WATCHWORD_CONFIG"})
+# Read by other parts, not by this model: the gate of the planted faults, the tests' data folder, the weights' cache.
+_FOREIGN_ENV = frozenset({"WATCHWORD_ALLOW_PLANTED_FAULTS", "WATCHWORD_SHARED", "WATCHWORD_CONFIG", "WATCHWORD_CACHE"})
 
 
 def default_state_dir() -> Path:
