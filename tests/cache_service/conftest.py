@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,13 @@ def redis_server() -> Iterator[EmbeddedRedis]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -92,6 +92,10 @@ class RedisHarness:
         self.asked: set[WorkerId] = set()
         self._publishers: dict[tuple[WorkerId, str], tuple[IndexPublisher, asyncio.Task[None]]] = {}
 
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self._publishers.values()]
+
     async def publisher(self, worker_id: WorkerId, epoch: str) -> IndexPublisher:
         if (worker_id, epoch) not in self._publishers:
             await asyncio.sleep(0.003)  # lives of one worker begin in different milliseconds

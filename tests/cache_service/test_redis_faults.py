@@ -1,0 +1,345 @@
+"""Redis slow, cut off, killed, full of lies, or left by cancelled callers: the index is late or poorer, never wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from index_harness import PATIENT, FollowerHarness, RedisHarness, eventually, key, keys, prints, stored
+from tcp_proxy import TcpProxy
+
+from cache_service.breaker import CircuitBreaker
+from cache_service.embedded import EmbeddedRedis
+from cache_service.events import EventBatch
+from cache_service.redis_client import GuardedRedis, RedisLimits, RedisUnavailableError
+from cache_service.redis_index import IndexSettings, RedisIndex
+from cluster.api.ids import WorkerId
+
+A, B = WorkerId("worker-a"), WorkerId("worker-b")
+
+
+def via(server: EmbeddedRedis, proxy: TcpProxy) -> str:
+    return server.url.replace(f":{server.port}/", f":{proxy.port}/")
+
+
+@pytest.fixture
+async def redis(redis_server: EmbeddedRedis) -> AsyncIterator[GuardedRedis]:
+    client = GuardedRedis(redis_server.url, PATIENT)
+    yield client
+    await client.aclose()
+
+
+async def test_cancelled_commands_never_shift_replies(redis_server: EmbeddedRedis, redis: GuardedRedis) -> None:
+    """30 % of 600 reads through a slow proxy are cancelled in flight; every other reply names its own key."""
+    dice = random.Random(3)
+    await redis.run([("SET", f"storm:{number}", f"value of {number}") for number in range(600)])
+    async with TcpProxy(redis_server.port, delay_s=0.02) as proxy:
+        limits = RedisLimits(deadline_s=10, max_in_flight=8)
+        stormy = GuardedRedis(via(redis_server, proxy), limits, CircuitBreaker(threshold=10_000))
+        counts = {"right": 0, "cancelled": 0, "busy": 0}
+
+        async def read(number: int) -> None:
+            try:
+                replies = await stormy.run([("GET", f"storm:{number}"), ("ECHO", f"echo {number}")])
+            except RedisUnavailableError:
+                counts["busy"] += 1
+                return
+            assert replies == [f"value of {number}".encode(), f"echo {number}".encode()]
+            counts["right"] += 1
+
+        async def reader(numbers: range) -> None:
+            for number in numbers:
+                task = asyncio.create_task(read(number))
+                if dice.random() < 0.3:
+                    await asyncio.sleep(dice.uniform(0, 0.02))
+                    if task.cancel():
+                        counts["cancelled"] += 1
+                await asyncio.wait({task})
+                assert task.cancelled() or task.exception() is None, task
+
+        await asyncio.gather(*(reader(range(start, 600, 6)) for start in range(6)))
+        assert counts["cancelled"] > 100
+        assert counts["right"] > 300
+        await eventually(lambda: stormy.num_in_flight == 0)
+        assert proxy.num_connections <= limits.max_in_flight + 1
+        await stormy.aclose()
+
+
+async def test_a_naive_client_is_shifted_by_the_same_cancellation(redis_server: EmbeddedRedis) -> None:
+    """What the storm above would show: here a cancelled read leaves its reply to the next caller."""
+    async with TcpProxy(redis_server.port, delay_s=0.05) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        password = redis_server.url.split(":")[2].partition("@")[0]
+
+        async def command(line: str) -> bytes:
+            writer.write(line.encode() + b"\r\n")
+            return await reader.readline()
+
+        assert await command(f"AUTH {password}") == b"+OK\r\n"
+        cancelled = asyncio.create_task(command("PING"))
+        await asyncio.sleep(0.01)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        assert await command("INCR naive") == b"+PONG\r\n"
+        writer.close()
+
+
+async def test_lookups_keep_to_their_prompt_under_a_cancel_storm(redis_server: EmbeddedRedis, namespace: str) -> None:
+    settings = IndexSettings(namespace)
+    harness = RedisHarness(redis_server.url, settings)
+    for number in range(20):
+        await harness.apply(EventBatch(WorkerId(f"w{number}"), "e", 1, (stored(number, number + 100),)))
+    async with TcpProxy(redis_server.port, delay_s=0.02) as proxy:
+        limits = RedisLimits(deadline_s=10, max_in_flight=40)
+        index = RedisIndex(GuardedRedis(via(redis_server, proxy), limits), settings)
+        dice = random.Random(5)
+
+        async def ask(number: int) -> bool:
+            return await index.match(keys(number, number + 100)) == {WorkerId(f"w{number}"): 2}
+
+        for _ in range(10):
+            tasks = [asyncio.create_task(ask(number)) for number in range(20)]
+            await asyncio.sleep(0.01)
+            doomed = [task for task in tasks if dice.random() < 0.3]
+            assert doomed
+            assert all(task.cancel() for task in doomed)
+            done, _ = await asyncio.wait(tasks)
+            assert all(task.result() for task in done if not task.cancelled())
+        await index.redis.aclose()
+    await harness.aclose()
+
+
+async def test_a_slow_redis_costs_no_more_than_the_deadline(redis_server: EmbeddedRedis) -> None:
+    async with TcpProxy(redis_server.port, delay_s=1.0) as proxy:
+        slow = GuardedRedis(via(redis_server, proxy), RedisLimits(deadline_s=0.02))
+        waits = []
+        for _ in range(20):
+            begin = time.perf_counter()
+            with pytest.raises(RedisUnavailableError):
+                await slow.run([("PING",)])
+            waits.append(time.perf_counter() - begin)
+        assert waits[0] >= 0.019, "the first call waits for its deadline"
+        assert sorted(waits)[len(waits) // 2] < 0.005, "once the circuit is open nobody waits"
+        await slow.aclose()
+
+
+async def test_the_circuit_closes_again(redis_server: EmbeddedRedis) -> None:
+    async with TcpProxy(redis_server.port, delay_s=0.5) as proxy:
+        client = GuardedRedis(via(redis_server, proxy), RedisLimits(deadline_s=0.05), CircuitBreaker(min_open_s=0.05))
+        for _ in range(5):
+            with pytest.raises(RedisUnavailableError):
+                await client.run([("PING",)])
+        assert client.breaker.is_open
+        proxy.delay_s = 0.0
+        for _ in range(100):
+            try:
+                assert await client.run([("ECHO", "again")], 1.0) == [b"again"]
+                break
+            except RedisUnavailableError:
+                await asyncio.sleep(0.05)
+        assert not client.breaker.is_open
+        await client.aclose()
+
+
+async def test_calls_in_flight_are_bounded(redis_server: EmbeddedRedis) -> None:
+    async with TcpProxy(redis_server.port, delay_s=0.2) as proxy:
+        client = GuardedRedis(via(redis_server, proxy), RedisLimits(deadline_s=5, max_in_flight=4))
+        outcomes = await asyncio.gather(*(client.run([("PING",)]) for _ in range(10)), return_exceptions=True)
+        assert sum(isinstance(each, RedisUnavailableError) for each in outcomes) == 6
+        assert sum(each in ([b"PONG"], [True]) for each in outcomes) == 4
+        await client.aclose()
+
+
+async def test_the_index_heals_after_redis_is_killed(namespace: str) -> None:
+    """kill -9, events while it is away, back empty on the same port: equal to the workers' contents again."""
+    server = EmbeddedRedis(max_memory_mb=64)
+    server.start()
+    harness = FollowerHarness(server.url, IndexSettings(namespace))
+    reader = RedisIndex(GuardedRedis(server.url, PATIENT), harness.settings)
+    try:
+        await harness.apply(EventBatch(A, "e1", 1, (stored(*range(3000)),)))
+        await harness.apply(EventBatch(B, "e1", 1, (stored(*range(10)),)))
+        assert await harness.match(keys(*range(64))) == {A: 64, B: 10}
+        first = await reader.status()
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        publisher = await harness.publisher(A, "e1")
+        publisher.publish(EventBatch(A, "e1", 2, (stored(5000),)))
+        assert harness.index.match(keys(*range(64))) == {A: 64, B: 10}, "routing goes on with what is known"
+        await eventually(lambda: server.num_respawns == 1)
+        await eventually(lambda: publisher.num_outages == 1 and publisher.is_synced)
+        await _until_equal(lambda: reader.keys(B), prints(*range(10)))
+        again = await reader.status()
+        assert (again.incarnation, again.run_id) != (first.incarnation, first.run_id)
+        assert await reader.keys(A) == prints(*range(3000), 5000)
+        assert await harness.keys(A) == prints(*range(3000), 5000)
+        await harness.apply(EventBatch(B, "e1", 2, (stored(10),)))
+        assert await harness.match(keys(*range(64))) == {A: 64, B: 11}
+    finally:
+        await reader.redis.aclose()
+        await harness.aclose()
+        server.stop()
+
+
+async def test_publishing_never_waits_for_redis(namespace: str, unused_port: int) -> None:
+    harness = RedisHarness(f"redis://127.0.0.1:{unused_port}/0", IndexSettings(namespace))
+    publisher = await harness.publisher(A, "e1")
+    begin = time.perf_counter()
+    for sequence in range(1, 2001):
+        publisher.publish(EventBatch(A, "e1", sequence, (stored(sequence),)))
+    assert time.perf_counter() - begin < 0.5
+    await eventually(lambda: publisher.num_outages == 1)
+    await asyncio.sleep(0.3)
+    assert publisher.num_outages == 1, "one outage is told once"
+    assert publisher.num_unsent == 0, "what cannot be sent is not kept; a snapshot will replace it"
+    for task in harness.tasks:
+        assert not task.done()
+    await harness.aclose()
+
+
+async def test_a_flushed_redis_is_filled_again(redis_server: EmbeddedRedis, namespace: str) -> None:
+    """Same server, same run id, but the data is gone."""
+    harness = FollowerHarness(redis_server.url, IndexSettings(namespace))
+    await harness.apply(EventBatch(A, "e1", 1, (stored(1, 2),)))
+    assert await harness.match(keys(1, 2)) == {A: 2}
+    await _delete_namespace(harness.reader.redis, namespace)
+    assert await harness.reader.match(keys(1, 2)) == {}
+    await harness.apply(EventBatch(A, "e1", 2, (stored(3),)))
+    assert await harness.reader.match(keys(1, 2, 3)) == {A: 3}
+    assert await harness.match(keys(1, 2, 3)) == {A: 3}
+    await harness.aclose()
+
+
+async def test_a_trimmed_stream_leads_to_the_stored_entries(redis_server: EmbeddedRedis, namespace: str) -> None:
+    """The follower sleeps while more happens than the stream holds."""
+    settings = IndexSettings(namespace, stream_length=16)
+    async with TcpProxy(redis_server.port) as proxy:
+        harness = FollowerHarness(via(redis_server, proxy), settings)
+        direct = RedisHarness(redis_server.url, settings)
+        await direct.apply(EventBatch(A, "e1", 1, (stored(0),)))
+        await eventually(lambda: harness.index.match(keys(0)) == {A: 1})
+        proxy.delay_s = 0.5
+        for sequence in range(2, 400):
+            await direct.apply(EventBatch(A, "e1", sequence, (stored(sequence - 1),)))
+        await direct.reader.redis.run([("XTRIM", f"ww:{{{namespace}:0}}:stream", "MAXLEN", 4)])
+        proxy.delay_s = 0.0
+        await eventually(lambda: harness.index.position(A) == ("e1", 399))
+        await eventually(lambda: harness.index.keys(A) == prints(*range(399)))
+        assert harness.follower.counters.resyncs >= 1
+        await harness.aclose()
+        await direct.aclose()
+
+
+async def test_whoever_writes_redis_can_misroute_only(redis_server: EmbeddedRedis, namespace: str) -> None:
+    """False entries, false owners and rubbish of every kind: matches are names of workers, nothing raises or stops."""
+    harness = FollowerHarness(redis_server.url, IndexSettings(namespace))
+    await harness.apply(EventBatch(A, "e1", 1, (stored(1, 2),)))
+    await harness.apply(EventBatch(B, "e1", 1, (stored(50),)))
+    tag = f"ww:{{{namespace}:0}}"
+    slot_b = (await harness.reader.status()).workers[B].slot.to_bytes(4, "little")
+    redis = harness.reader.redis
+    dice = random.Random(1)
+    for number in (1, 2):
+        buckets = [("HEXISTS", f"{tag}:b:{bucket}", key(number)[:8]) for bucket in range(16)]
+        bucket = (await redis.run(buckets)).index(True)
+        await redis.run([("HSET", f"{tag}:b:{bucket}", key(number)[:8], slot_b)])
+    assert await harness.reader.match(keys(1, 2)) == {B: 2}, "the forged owner is believed: it is a hint"
+    forged = [b"", b"\x01", b"\x01S\xff\xff" + bytes(9), b"\x01B\x01\x01" + bytes(8) + b"xe+\xff\xff\xff\xff"]
+    forged += [dice.randbytes(dice.randrange(1, 60)) for _ in range(100)]
+    await redis.run([("XADD", f"{tag}:stream", "*", "b", payload) for payload in forged])
+    await redis.run([("XADD", f"{tag}:stream", "*", "other", "field")])
+    await redis.run(
+        [("HSET", f"{tag}:workers", "ghost", "not:a:record", "\udcff".encode("utf-8", "surrogateescape"), "1")]
+    )
+    await redis.run([("HSET", f"{tag}:b:3", b"short", b"odd", b"8 bytes!", b"12345")])
+    assert set(await harness.reader.match(keys(1, 2, 50))) <= {A, B}
+    await harness.apply(EventBatch(A, "e1", 2, (stored(3),)))
+    assert await harness.match(keys(1, 2, 3)) == {A: 3}, "the follower went on"
+    assert harness.follower.counters.malformed_entries >= 90
+    for name in ("workers", "dir", "stream"):
+        await redis.run([("DEL", f"{tag}:{name}"), ("SET", f"{tag}:{name}", "of another type")])
+    with pytest.raises(RedisUnavailableError):
+        await harness.reader.match(keys(1, 2))
+    await asyncio.sleep(0.3)
+    assert harness.index.match(keys(1, 2, 3)) == {A: 3}
+    await _delete_namespace(redis, namespace)
+    await eventually(lambda: harness.index.match(keys(1, 2, 3)) == {A: 3} and harness.follower.is_synced)
+    await harness.apply(EventBatch(A, "e1", 3, (stored(4),)))
+    assert await harness.match(keys(1, 2, 3, 4)) == {A: 4}, "and heals when the rubbish is gone"
+    await harness.aclose()
+
+
+async def test_redis_sees_fingerprints_and_nothing_more(redis_server: EmbeddedRedis, namespace: str) -> None:
+    harness = RedisHarness(redis_server.url, IndexSettings(namespace))
+    numbers = range(40)
+    await harness.apply(EventBatch(A, "e1", 1, (stored(*numbers),)))
+    everything = b"".join(
+        [repr(each).encode() + each for each in await _dump_namespace(harness.reader.redis, namespace)]
+    )
+    assert all(key(number)[:8] in everything for number in numbers), "the guard can see what is there"
+    assert not any(key(number)[8:16] in everything for number in numbers), "the rest of a key never leaves the worker"
+    await harness.aclose()
+
+
+async def _until_equal(read: Callable[[], Awaitable[frozenset[bytes]]], wanted: frozenset[bytes]) -> None:
+    """Waits for what comes without a signal, such as the next renewal of a worker without traffic."""
+    deadline = time.monotonic() + 20
+    while await read() != wanted:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def _dump_namespace(redis: GuardedRedis, namespace: str) -> list[bytes]:
+    contents = []
+    for name in await _names(redis, namespace):
+        kind = (await redis.run([("TYPE", name)]))[0]
+        read = {b"hash": ("HGETALL", name), b"stream": ("XRANGE", name, "-", "+"), b"zset": ("ZRANGE", name, 0, -1)}
+        reply = (await redis.run([read.get(kind, ("GET", name))]))[0]
+        contents += [name, *_flatten(reply)]
+    return contents
+
+
+def _flatten(reply: object) -> list[bytes]:
+    if isinstance(reply, bytes):
+        return [reply]
+    if isinstance(reply, dict):
+        return [piece for pair in reply.items() for each in pair for piece in _flatten(each)]
+    if isinstance(reply, list | tuple):
+        return [piece for each in reply for piece in _flatten(each)]
+    return [str(reply).encode()]
+
+
+async def _names(redis: GuardedRedis, namespace: str) -> list[bytes]:
+    return [name for name in (await redis.run([("KEYS", "*")]))[0] if namespace.encode() in name]
+
+
+async def _delete_namespace(redis: GuardedRedis, namespace: str) -> None:
+    names = await _names(redis, namespace)
+    assert names
+    await redis.run([("DEL", *names)])
+
+
+def test_the_breaker_opens_probes_and_closes() -> None:
+    now = [0.0]
+    breaker = CircuitBreaker(threshold=2, min_open_s=1.0, max_open_s=4.0, clock=lambda: now[0])
+    breaker.failed()
+    assert breaker.may_call()
+    breaker.failed()
+    assert breaker.is_open
+    assert not breaker.may_call()
+    now[0] = 1.0
+    assert breaker.may_call(), "one probe passes"
+    assert not breaker.may_call(), "and no second one beside it"
+    breaker.failed()
+    now[0] = 2.0
+    assert not breaker.may_call(), "the circuit stays open for longer after a failed probe"
+    now[0] = 3.1
+    assert breaker.may_call()
+    breaker.succeeded()
+    assert breaker.may_call()
+    assert not breaker.is_open
