@@ -134,6 +134,7 @@ class BlockPool:
         block.owner = writer.request_id
         block.user_hash = writer.user_hash
         block.num_written = 0
+        block.must_zero = self.cache.is_entombed(writer)
         block.is_retracted = False
         self._stale.add(block.block_id)
         self._log.record(BlockAction.ALLOCATE, block, writer.request_id)

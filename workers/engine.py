@@ -15,6 +15,7 @@ from cluster.api.errors import (
     InternalError,
     InvalidRequestError,
     OverloadedError,
+    UnavailableError,
     WatchwordError,
 )
 from cluster.api.ids import BlockKey, RequestId
@@ -94,7 +95,10 @@ class LLMEngine:
             output = self.runner.execute(step)
             self.meter.note_step(schedule, time.perf_counter() - started)
             self._update(schedule, output.sampled)
+        elif self.scheduler.is_stuck:
+            self._refuse_first()
         self.scheduler.release_copy_sources(schedule)
+        self._zero_purged_blocks()
         if self.config.check_conservation:
             self.pool.check_integrity()
         return self._outputs.take()
@@ -264,6 +268,12 @@ class LLMEngine:
                     seq.forget_blocks()
                 self._fail(live, InternalError("the request was stopped by an isolation check"))
 
+    def _refuse_first(self) -> None:
+        """The first in the queue can never start: blocks were lost to a violation. Everything else is a bug."""
+        assert not self.is_healthy, "an admissible request does not fit into an empty pool"
+        live = self._live[self.scheduler.waiting[0].request.request_id]
+        self._fail(live, UnavailableError("the worker has lost KV blocks and is being replaced"))
+
     def _overwrite_stale_memory(self) -> None:
         if self.config.isolation_check is IsolationCheck.POISON:
             self._poisoner.apply()
@@ -286,6 +296,7 @@ class LLMEngine:
         return self.pool.cache.keys()
 
     def drain_events(self) -> list[BlockEvent]:
+        """What was published and removed since the last call. They gather until somebody calls."""
         return self.pool.cache.drain_events()
 
     def purge_user(self, user_hash: bytes) -> int:

@@ -53,6 +53,7 @@ class _Seen:
     table: list[int] = field(default_factory=list)
     lives: list[int] = field(default_factory=list)
     num_readable: int = 0  # leading full blocks that may be read
+    num_preemptions: int = 0  # a preempted sequence starts a new table
 
 
 class IsolationChecker:
@@ -86,8 +87,8 @@ class IsolationChecker:
         """The first thing wrong with a row, or None."""
         seq = row.seq
         seen = self._seen.get(seq.seq_id)
-        if seen is None:
-            seen = self._seen[seq.seq_id] = _Seen()
+        if seen is None or seen.num_preemptions != seq.num_preemptions:
+            seen = self._seen[seq.seq_id] = _Seen(num_preemptions=seq.num_preemptions)
         return (
             self._check_record(step_row, row)
             or self._check_lives(seen, seq.block_table)

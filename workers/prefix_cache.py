@@ -38,7 +38,8 @@ class PrefixCache:
     def __init__(self, blocks: list[Block]) -> None:
         self._blocks = blocks
         self._index: dict[BlockKey, int] = {}
-        self._events: list[tuple[type[BlockEvent], list[BlockKey]]] = []  # in order, runs of one kind joined
+        # In order, runs of one kind joined. None: all blocks were cleared.
+        self._events: list[tuple[type[BlockStored] | type[BlockRemoved] | None, list[BlockKey]]] = []
         self._tombstones: dict[bytes, int] = {}  # user hash -> serial of the purge
         self._cleared_serial = 0
         self.serial = 1  # grows with every purge
@@ -100,7 +101,7 @@ class PrefixCache:
         """Refuses what is too late, too wide, or hangs on a parent that can no longer be found."""
         if not self.is_sharing:
             return False
-        if writer.serial <= max(self._tombstones.get(writer.user_hash, 0), self._cleared_serial):
+        if self.is_entombed(writer) or writer.serial <= self._cleared_serial:
             self.counters.late_publications += 1
             return False
         if content.fields.scope <= Scope.TEMPLATE and not writer.is_warm_up:
@@ -130,17 +131,21 @@ class PrefixCache:
         self._tombstones[user_hash] = self.serial
         self.serial += 1
 
+    def is_entombed(self, writer: BlockWriter) -> bool:
+        """Whether the writer's user was purged after the writer's request arrived."""
+        return bool(self._tombstones) and writer.serial <= self._tombstones.get(writer.user_hash, 0)
+
     def clear(self) -> None:
         for block_id in self._index.values():
             self._retract(self._blocks[block_id])
         self._index.clear()
-        self._events = [(AllBlocksCleared, [])]  # what came before no longer matters
+        self._events = [(None, [])]  # what came before no longer matters
         self._cleared_serial = self.serial
         self.serial += 1
 
     def drain_events(self) -> list[BlockEvent]:
         events, self._events = self._events, []
-        return [kind(tuple(keys)) if keys else AllBlocksCleared() for kind, keys in events]
+        return [kind(tuple(keys)) if kind is not None else AllBlocksCleared() for kind, keys in events]
 
     def _retract(self, block: Block) -> None:
         block.content = block.parent = block.checksum = None

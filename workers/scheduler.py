@@ -56,6 +56,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Asked after a schedule without rows: nothing runs that could make room for what waits."""
+        return bool(self.waiting) and not self.running
+
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
 

@@ -1,0 +1,232 @@
+"""The engine on its own thread: nothing blocks it, nothing is lost, and a crash tells everyone but says nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from engine_builders import Transcript, make_engine, make_request, run_all
+from fake_runner import FakeModelRunner, reference_tokens
+
+from cache_service.events import BlockStored
+from cluster.api.errors import InternalError, InvalidRequestError, UnavailableError
+from cluster.api.output import FinishReason
+from workers.async_engine import AsyncLLMEngine
+
+
+class Consumer:
+    """Collects outputs and lets a test wait for a condition."""
+
+    def __init__(self) -> None:
+        self.transcript = Transcript()
+        self.num_calls = 0
+        self._changed = threading.Condition()
+
+    def __call__(self, outputs) -> None:
+        with self._changed:
+            self.num_calls += 1
+            self.transcript.add(outputs)
+            self._changed.notify_all()
+
+    def wait_for(self, condition) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self.transcript), timeout=10), "nothing came"
+
+    def wait_until_finished(self, *requests) -> None:
+        self.wait_for(lambda transcript: {r.request_id for r in requests} <= set(transcript.finished))
+
+
+class GatedRunner(FakeModelRunner):
+    """Each step waits until the gate is open."""
+
+    def __init__(self, **sizes) -> None:
+        super().__init__(**sizes)
+        self.gate = threading.Event()
+        self.is_in_step = threading.Event()
+
+    def execute(self, step):
+        self.is_in_step.set()
+        assert self.gate.wait(10)
+        return super().execute(step)
+
+
+class CrashingRunner(FakeModelRunner):
+    def execute(self, step):
+        if any(999 - 10 in row.token_ids for row in step.rows):
+            raise RuntimeError("secret detail")
+        return super().execute(step)
+
+
+@pytest.fixture
+def consumer() -> Consumer:
+    return Consumer()
+
+
+def started(consumer, on_events=None, **changes) -> AsyncLLMEngine:
+    engine = AsyncLLMEngine(make_engine(**changes), consumer, on_events)
+    engine.start()
+    return engine
+
+
+def test_requests_from_many_threads_all_get_their_own_answer(consumer) -> None:
+    engine = started(consumer, num_blocks=200)
+    requests = [make_request(range(i, i + 9 + i), 6, user=f"user-{i % 4}") for i in range(60)]
+    threads = [
+        threading.Thread(target=lambda part: [engine.submit(r) for r in part], args=(requests[k::4],)) for k in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert engine.stop(timeout_s=10)
+    for request in requests:
+        assert consumer.transcript.of(request) == reference_tokens(request)
+
+
+def test_the_news_of_one_step_come_in_one_call(consumer) -> None:
+    runner = GatedRunner()
+    engine = started(consumer, runner=runner)
+    requests = [make_request(range(i, i + 3), 5, user=f"user-{i}") for i in range(6)]
+    for request in requests:
+        engine.submit(request)
+    runner.gate.set()
+    engine.stop(timeout_s=10)
+    assert consumer.num_calls <= 7, "more calls than steps"
+    assert len(consumer.transcript.finished) == 6
+
+
+def test_submitting_and_aborting_do_not_wait_for_a_step(consumer) -> None:
+    runner = GatedRunner()
+    engine = started(consumer, runner=runner)
+    victim, other = make_request(range(9), 8), make_request(range(50, 60), 4, user="bob")
+    engine.submit(victim)
+    assert runner.is_in_step.wait(5)
+    before = time.perf_counter()
+    engine.submit(other)
+    engine.abort(victim.request_id)
+    future = engine.call(lambda inner: inner.load())
+    assert time.perf_counter() - before < 1.0
+    assert not future.done(), "a call may not run during a step"
+    runner.gate.set()
+    consumer.wait_until_finished(victim, other)
+    assert consumer.transcript.reasons[victim.request_id][0] is FinishReason.ABORT
+    assert consumer.transcript.of(other) == reference_tokens(other)
+    assert future.result(5).num_running <= 2
+    engine.stop(timeout_s=10)
+
+
+def test_a_refusal_is_an_output(consumer) -> None:
+    engine = started(consumer)
+    bad = make_request([], 3)
+    engine.submit(bad)
+    consumer.wait_until_finished(bad)
+    assert isinstance(consumer.transcript.errors[bad.request_id], InvalidRequestError)
+    engine.stop(timeout_s=10)
+
+
+def test_a_failing_call_fails_its_future_and_nothing_else(consumer) -> None:
+    engine = started(consumer)
+    with pytest.raises(ZeroDivisionError):
+        engine.call(lambda inner: 1 / 0).result(5)
+    request = make_request(range(5), 3)
+    engine.submit(request)
+    consumer.wait_until_finished(request)
+    assert not engine.is_dead
+    engine.stop(timeout_s=10)
+
+
+def test_a_crash_fails_every_request_without_details(consumer) -> None:
+    engine = started(consumer, runner=CrashingRunner())
+    early = make_request(range(5), 2)
+    engine.submit(early)
+    consumer.wait_until_finished(early)
+    fine, poisonous = make_request(range(9), 100), make_request([989, 1], 4, user="bob")
+    engine.submit(fine)
+    consumer.wait_for(lambda transcript: transcript.of(fine))
+    engine.submit(poisonous)
+    consumer.wait_until_finished(fine, poisonous)
+    for request in (fine, poisonous):
+        error = consumer.transcript.errors[request.request_id]
+        assert isinstance(error, InternalError)
+        assert "secret" not in str(error)
+    assert early.request_id not in consumer.transcript.errors
+    assert engine.is_dead
+    with pytest.raises(InternalError):
+        engine.submit(make_request(range(3)))
+    with pytest.raises(InternalError):
+        engine.call(lambda inner: inner.load())
+    engine.abort(fine.request_id)
+
+
+def test_stopping_finishes_what_runs_and_takes_nothing_new(consumer) -> None:
+    runner = GatedRunner()
+    engine = started(consumer, runner=runner)
+    request = make_request(range(9), 8)
+    engine.submit(request)
+    assert runner.is_in_step.wait(5)
+    stopper = threading.Thread(target=engine.stop, args=(10,))
+    stopper.start()
+    while not engine._is_draining:
+        time.sleep(0.001)
+    with pytest.raises(UnavailableError):
+        engine.submit(make_request(range(3)))
+    runner.gate.set()
+    stopper.join(10)
+    assert consumer.transcript.of(request) == reference_tokens(request)
+    with pytest.raises(UnavailableError):
+        engine.submit(make_request(range(3)))
+
+
+def test_stopping_aborts_what_takes_too_long(consumer) -> None:
+    class SlowRunner(FakeModelRunner):
+        def execute(self, step):
+            time.sleep(0.02)
+            return super().execute(step)
+
+    engine = started(consumer, runner=SlowRunner(), max_model_len=500, num_blocks=64, max_pinned_fraction=0.0)
+    request = make_request(range(9), 240)
+    engine.submit(request)
+    assert not engine.stop(timeout_s=0.1)
+    assert consumer.transcript.reasons[request.request_id][0] is FinishReason.ABORT
+
+
+def test_block_events_come_in_order_and_a_slow_consumer_gets_batches(consumer) -> None:
+    batches: list[list] = []
+
+    def take(batch) -> None:
+        time.sleep(0.02)
+        batches.append(batch)
+
+    inner = make_engine(num_blocks=200)
+    engine = AsyncLLMEngine(inner, consumer, take)
+    engine.start()
+    requests = [make_request(range(i, i + 30), 6, user=f"user-{i}") for i in range(12)]
+    for request in requests:
+        engine.submit(request)
+    assert engine.stop(timeout_s=10)
+    keys = [key for batch in batches for event in batch if isinstance(event, BlockStored) for key in event.keys]
+    assert tuple(keys) == inner.cached_keys()
+    assert len(batches) < inner.meter.num_steps
+
+
+def test_a_failing_event_consumer_does_not_stop_the_engine(consumer, caplog) -> None:
+    def fail(batch) -> None:
+        raise ConnectionError("no index")
+
+    engine = started(consumer, fail)
+    request = make_request(range(20), 6)
+    engine.submit(request)
+    assert engine.stop(timeout_s=10)
+    assert consumer.transcript.of(request) == reference_tokens(request)
+    assert "block events could not be delivered" in caplog.text
+
+
+def test_the_thread_gives_the_same_tokens_as_the_plain_engine(consumer) -> None:
+    requests = [make_request(range(i, i + 12), 6, temperature=1.0, seed=i) for i in range(5)]
+    plain = run_all(make_engine(), *requests)
+    engine = started(consumer)
+    for request in requests:
+        engine.submit(request)
+    engine.stop(timeout_s=10)
+    assert [consumer.transcript.of(r) for r in requests] == [plain.of(r) for r in requests]

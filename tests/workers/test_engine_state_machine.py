@@ -1,0 +1,210 @@
+"""Whatever arrives, leaves, collides or runs out of room: every request gets what it would get alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from engine_builders import Transcript, make_engine, make_request, user_hash
+from fake_runner import FakeModelRunner, reference_tokens
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from cluster.api.output import FinishReason
+from cluster.api.request import Request
+from workers.config import Batching, IsolationCheck
+from workers.scheduler import Schedule, ScheduledRow
+from workers.step import StepInput, StepOutput
+
+EOS = frozenset({7, 70, 170})
+STEMS = [[stem * 100 + i for i in range(40)] for stem in range(3)]
+
+seen: Counter[str] = Counter()
+"""What the whole run came across. A run in which one of these never happened has proved nothing about it."""
+
+
+class ShuffledRunner(FakeModelRunner):
+    """Counts what the steps contain; its tokens are the fake's."""
+
+    def execute(self, step: StepInput) -> StepOutput:
+        seen["shared steps"] += len(step.rows) > 1
+        seen["copies on write"] += len(step.block_copies)
+        return super().execute(step)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(14, 40),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(6, 40),
+        chunk=st.integers(1, 20),
+        batching=st.sampled_from([Batching.CONTINUOUS, Batching.CONTINUOUS, Batching.STATIC]),
+        prefix_caching=st.sampled_from([True, True, True, False]),
+        poison=st.sampled_from([math.nan, 12345.0]),
+        seed=st.integers(0, 2**32),
+    )
+    def start(self, num_blocks, max_num_seqs, budget, chunk, batching, prefix_caching, poison, seed) -> None:
+        runner = ShuffledRunner(num_blocks=num_blocks, eos_token_ids=EOS)
+        self.engine = make_engine(
+            runner=runner,
+            num_blocks=num_blocks,
+            max_model_len=400,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_shared_chunk_tokens=chunk,
+            batching=batching,
+            prefix_caching=prefix_caching,
+            isolation_check=IsolationCheck.POISON,
+            poison_value=poison,
+            max_pinned_fraction=0.0,
+        )
+        self.room = num_blocks * 4
+        self.requests: dict[str, Request] = {}
+        self.aborted: set[str] = set()
+        self.transcript = Transcript()
+        self.random = random.Random(seed)
+        # The pool hands out blocks in any order: results must not depend on which.
+        self.random.shuffle(self.engine.pool._free)
+
+    @rule(
+        stem=st.integers(0, 2),
+        stem_len=st.integers(0, 40),
+        tail=st.lists(st.integers(300, 303), min_size=1, max_size=9),
+        max_tokens=st.integers(1, 14),
+        user=st.sampled_from(["alice", "bob"]),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        temperature=st.sampled_from([0.0, 1.0]),
+        min_tokens=st.integers(0, 3),
+        num_emitted=st.integers(0, 6),
+        logprobs=st.sampled_from([None, 2]),
+        repeat=st.integers(1, 3),
+    )
+    def arrive(self, stem, stem_len, tail, num_emitted, repeat, **sampling) -> None:
+        prompt = [*STEMS[stem][:stem_len], *tail]
+        if len(prompt) + sampling["max_tokens"] > self.room:
+            return
+        for _ in range(repeat):  # equal prefixes in one step
+            request = make_request(prompt, seed=self.random.getrandbits(63), **sampling)
+            full = self.expected(request)
+            if num_emitted and all(len(tokens) > num_emitted for tokens in full):
+                emitted = tuple(tuple(tokens[:num_emitted]) for tokens in full)
+                request = make_request(prompt, seed=request.sampling.seed, emitted=emitted, **sampling)
+                seen["resumed"] += 1
+            self.engine.add_request(request)
+            self.requests[request.request_id] = request
+
+    @rule(num_steps=st.integers(1, 6))
+    def step(self, num_steps) -> None:
+        for _ in range(num_steps):
+            self.transcript.add(self.engine.step())
+
+    @rule()
+    def abort_one(self) -> None:
+        live = [r for r in self.requests if r not in self.transcript.finished and r not in self.aborted]
+        if live:
+            victim = self.random.choice(live)
+            self.engine.abort(self.requests[victim].request_id)
+            self.aborted.add(victim)
+            seen["aborts"] += 1
+
+    @rule(user=st.sampled_from(["alice", "bob"]))
+    def purge(self, user) -> None:
+        seen["purged blocks"] += self.engine.purge_user(user_hash("acme", user))
+
+    @invariant()
+    def is_isolated(self) -> None:
+        if hasattr(self, "engine"):
+            assert self.engine.violations == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        while self.engine.has_work:
+            self.transcript.add(self.engine.step())
+        assert sorted(self.transcript.finished) == sorted(self.requests)
+        assert self.transcript.errors == {}
+        for request in self.requests.values():
+            self.compare(request)
+        assert self.engine.pool.num_in_use == 0
+        counters = self.engine.pool.cache.counters
+        assert counters.verify_failures == 0
+        seen["hits"] += counters.hits
+        seen["evictions"] += counters.evictions
+        seen["preemptions"] += self.engine.scheduler.num_preemptions
+        seen["requests"] += len(self.requests)
+
+    def expected(self, request: Request) -> list[list[int]]:
+        return [reference_tokens(request, choice, eos=EOS) for choice in range(request.sampling.n)]
+
+    def compare(self, request: Request) -> None:
+        is_aborted = request.request_id in self.aborted
+        for choice, full in enumerate(self.expected(request)):
+            num_emitted = len(request.emitted[choice]) if request.emitted else 0
+            got = self.transcript.of(request, choice)
+            reason = self.transcript.reasons[request.request_id][choice]
+            if is_aborted and reason is FinishReason.ABORT:
+                assert got == full[num_emitted : num_emitted + len(got)]
+                continue
+            assert got == full[num_emitted:]
+            is_stop = full[-1] in EOS and len(full) >= request.sampling.min_tokens
+            assert reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
+
+
+def run_machine(max_examples: int, step_count: int) -> None:
+    seen.clear()
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=step_count,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    never = [
+        name
+        for name in (
+            "shared steps", "copies on write", "resumed", "aborts", "purged blocks", "hits", "evictions", "preemptions"
+        )
+        if not seen[name]
+    ]  # fmt: skip
+    assert not never, f"void: the run never saw {never}"
+
+
+def test_every_request_gets_what_it_gets_alone() -> None:
+    run_machine(max_examples=40, step_count=30)
+
+
+@pytest.mark.slow
+def test_every_request_gets_what_it_gets_alone_at_length() -> None:
+    run_machine(max_examples=1500, step_count=50)
+
+
+def test_the_machine_sees_a_foreign_block() -> None:
+    """The positive control: one wrong block in one table, and the comparison fails."""
+
+    class OffByOne(ShuffledRunner):
+        def _compute(self, row):
+            if row.start >= 8:
+                row.block_table = [row.block_table[1], *row.block_table[1:]]
+            return super()._compute(row)
+
+    request = make_request(range(20), 6)
+    engine = make_engine(runner=OffByOne())
+    engine.add_request(request)
+    transcript = Transcript()
+    while engine.has_work:
+        transcript.add(engine.step())
+    assert transcript.of(request) != reference_tokens(request)
+
+
+def test_a_scheduled_row_ends_where_it_says() -> None:
+    engine = make_engine()
+    engine.add_request(make_request(range(9)))
+    schedule: Schedule = engine.scheduler.schedule()
+    row: ScheduledRow = schedule.rows[0]
+    assert (row.start, row.end, row.is_sampling) == (0, 9, True)
