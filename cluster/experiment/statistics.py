@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
+
+Sample = Sequence[float] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,12 @@ class TwoSample:
         return self.p_value < self.alpha
 
 
-def kolmogorov_smirnov(first: Sequence[float], second: Sequence[float], alpha: float) -> TwoSample:
+def kolmogorov_smirnov(first: Sample, second: Sample, alpha: float) -> TwoSample:
     result = stats.ks_2samp(first, second)
     return TwoSample(float(result.statistic), float(result.pvalue), alpha)
 
 
-def smallest_detectable_shift(sample: Sequence[float], alpha: float, resolution: int = 60) -> float:
+def smallest_detectable_shift(sample: Sample, alpha: float, resolution: int = 60) -> float:
     """Smallest constant delay that the test would see if it were added to `sample` (same unit as the sample).
 
     Found by bisection on the sample itself, so that its real spread counts; infinite when even a shift beyond the

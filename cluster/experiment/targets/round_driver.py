@@ -36,41 +36,52 @@ class _Served:
     error: str | None = None
     was_aborted: bool = False
     generation: Generation | None = None
+    task: asyncio.Task[None] | None = None
 
 
 class RoundDriver:
-    """One per engine life. `make_id` gives every request an id of its own."""
+    """One per round. `make_id` gives every request an id of its own."""
 
     def __init__(self, core: ServingCore, backend: StepBackend, make_id: Callable[[str], RequestId]) -> None:
         self._core = core
         self._backend = backend
         self._make_id = make_id
         self._model = core.models[0].info.name
+        self._served: list[_Served] = []
 
     async def run(self, requests: Sequence[PlannedRequest]) -> dict[str, Observation]:
         """Raises what the engine raises in a step: a failed assertion is the caller's to judge."""
         prepared = [await self._prepare(request) for request in requests]
         due = sorted(zip(requests, prepared, strict=True), key=lambda pair: pair[0].arrival_step)
-        served: list[_Served] = []
-        tasks: list[asyncio.Task[None]] = []
         try:
             for step in itertools.count():
                 while due and (due[0][0].arrival_step <= step or not self._backend.engine.has_work):
-                    planned, ready = due.pop(0)
-                    served.append(_Served(planned, self._make_id(planned.name)))
-                    tasks.append(asyncio.create_task(self._serve(served[-1], ready)))
-                    await self._backend.settle()
+                    await self._launch(*due.pop(0))
                 if not due and not self._backend.engine.has_work:
                     break
                 assert step < _MAX_STEPS, "a round does not end"
                 self._backend.step()
                 await self._backend.settle()
         finally:
-            await _end(tasks)
-        return {
-            one.planned.name: self._observe(one, is_done=not task.cancelled())
-            for one, task in zip(served, tasks, strict=True)
-        }
+            await self._end()
+        return self.observe_all()
+
+    def observe_all(self) -> dict[str, Observation]:
+        """What came of every request launched so far, also when the engine failed in the middle."""
+        return {one.planned.name: self._observe(one) for one in self._served}
+
+    async def _launch(self, planned: PlannedRequest, prepared: PreparedRequest) -> None:
+        one = _Served(planned, self._make_id(planned.name))
+        self._served.append(one)
+        one.task = asyncio.create_task(self._serve(one, prepared))
+        await self._backend.settle()
+
+    async def _end(self) -> None:
+        """Cancels consumers whose answers never came; all of them when a step failed."""
+        tasks = [one.task for one in self._served if one.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _prepare(self, planned: PlannedRequest) -> PreparedRequest:
         given = GenerateInput(
@@ -104,14 +115,15 @@ class RoundDriver:
         finally:
             await generation.aclose()
 
-    def _observe(self, one: _Served, *, is_done: bool) -> Observation:
+    def _observe(self, one: _Served) -> Observation:
         generation = one.generation
+        is_lost = one.task is not None and one.task.cancelled()
         made = self._backend.made.get(one.request_id, [])
         return Observation(
             name=one.planned.name,
             text=one.text,
             logprob_texts=tuple(one.ranks),
-            error=one.error if is_done else "no answer",
+            error="no answer" if is_lost else one.error,
             finish_reason=one.finish_reason,
             num_cached_tokens=generation.usage.cached_tokens if generation else None,
             num_prompt_tokens=generation.usage.prompt_tokens if generation else None,
@@ -119,13 +131,6 @@ class RoundDriver:
             tokens=_trace(self._backend.delivered.get(one.request_id, [])),
             engine_tokens=_trace(made),
         )
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    """Consumers whose answers never came, and all of them when a step failed."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _take(one: _Served, delta: TextDelta) -> None:

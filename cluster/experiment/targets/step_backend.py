@@ -22,7 +22,7 @@ class SteppedEngine(Protocol):
     @property
     def has_work(self) -> bool: ...
     def add_request(self, request: Request) -> None: ...
-    def abort_request(self, request_id: RequestId) -> None: ...
+    def abort(self, request_id: RequestId) -> None: ...
     def step(self) -> list[RequestOutput]: ...
 
 
@@ -97,7 +97,7 @@ class StepBackend:
         finally:
             self.mailboxes.close(request_id)
             if not finished:
-                self.engine.abort_request(request_id)
+                self.engine.abort(request_id)
 
     def step(self) -> None:
         outputs = self.engine.step()
@@ -110,7 +110,7 @@ class StepBackend:
     async def settle(self) -> None:
         """Lets every consumer take what was delivered, so that the next step finds them all waiting."""
         await asyncio.sleep(0)
-        while not self.mailboxes.are_settled:
+        while not self.mailboxes.are_settled:  # noqa: ASYNC110 - gives the consumers their turn, does not poll in time
             await asyncio.sleep(0)
 
     def forget(self) -> None:

@@ -1,0 +1,133 @@
+"""An engine in this process, behind the same serving core as a server's, on a step clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from cluster.api.ids import RequestId
+from cluster.experiment.observation import Observation, RoundObservation, Violation
+from cluster.experiment.plan import PlannedRequest, Round
+from cluster.experiment.targets.round_driver import RoundDriver
+from cluster.experiment.targets.stack import Stack, StackParts, build_stack
+from cluster.experiment.targets.target import ReuseControl, TargetInfo
+from cluster.experiment.targets.weights import LoadedModel
+from workers.config import EngineConfig
+from workers.event_log import BlockRecord
+
+CONTROL_TEXT = "river stone garden window paper table summer bread music lamp " * 4
+
+# Counters that stay at zero on a clean engine: each one is a second line of defence that had to act.
+ALARM_COUNTERS = frozenset({"verify_failures", "checksum_failures", "publish_conflicts"})
+
+
+class EmbeddedTarget:
+    """Implements Target. A failed assertion of the engine is a violation; the next round gets a fresh engine."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, parts: StackParts | None = None) -> None:
+        self.loaded = loaded
+        self.config = config
+        self._parts = parts
+        self._stack = build_stack(loaded, config, parts)
+        self._request_numbers = itertools.count()
+        self.names: dict[RequestId, str] = {}  # engine's id -> plan's name
+        self.records: list[BlockRecord] = []  # event log of all lives, for reports and traces
+        self._num_seen_records = 0
+
+    @property
+    def info(self) -> TargetInfo:
+        config = self.config
+        settings = {
+            "batching": config.batching.value,
+            "layout": config.layout.value,
+            "prefix_caching": "on" if config.prefix_caching else "off",
+            "block_size": str(config.block_size),
+            "num_blocks": str(config.num_blocks),
+            "max_num_seqs": str(config.max_num_seqs),
+            "isolation_check": config.isolation_check.value,
+        }
+        return TargetInfo("embedded", self.loaded.name, sees_steps=True, settings=settings)
+
+    async def run_round(self, planned: Round) -> RoundObservation:
+        stack = self._stack
+        before = self._counters(stack)
+        num_violations = len(stack.engine.violations)
+        crash: list[Violation] = []
+        driver = RoundDriver(stack.core, stack.backend, self._new_id)
+        by_name: Mapping[str, Observation] = {}
+        try:
+            by_name = await driver.run(planned.requests)
+        except (AssertionError, IndexError, KeyError, ValueError) as error:
+            crash = [Violation("assertion", None, stack.engine.step_id, None, f"{type(error).__name__}: {error}")]
+            by_name = driver.observe_all()
+        seen = RoundObservation(
+            planned.index,
+            by_name,
+            shared_step=self._shared_step(planned, stack),
+            num_evictions=self._increment(stack, before, "evictions"),
+            num_preemptions=self._increment(stack, before, "preemptions"),
+            violations=tuple(self._violations(stack, num_violations) + crash),
+            counters={name: self._increment(stack, before, name) for name in before},
+        )
+        self._keep_records(stack)
+        stack.backend.forget()
+        if crash:
+            self.restart()
+        return seen
+
+    async def reuse_control(self) -> ReuseControl:
+        """The engine's own hit counter, after the same prompt twice from one user."""
+        messages = (("user", CONTROL_TEXT),)
+        for number in range(2):
+            request = PlannedRequest(f"control{number}", "control", "control", "", "en", messages, 2, 0)
+            before = self._counters(self._stack)
+            await RoundDriver(self._stack.core, self._stack.backend, self._new_id).run([request])
+        hits = self._increment(self._stack, before, "hits")
+        return ReuseControl(hits * self.config.block_size, expected=self.config.prefix_caching)
+
+    async def close(self) -> None: ...
+
+    def restart(self) -> None:
+        """A new life: empty pool, new epoch, same weights."""
+        self._stack = build_stack(self.loaded, self.config, self._parts)
+        self._num_seen_records = 0
+
+    @property
+    def stack(self) -> Stack:
+        return self._stack
+
+    def _new_id(self, name: str) -> RequestId:
+        request_id = RequestId(f"{next(self._request_numbers):08d}")
+        self.names[request_id] = name
+        return request_id
+
+    def _counters(self, stack: Stack) -> dict[str, int]:
+        counters = stack.engine.pool.cache.counters
+        named = {name: getattr(counters, name) for name in ("hits", "misses", "evictions", *ALARM_COUNTERS)}
+        return {**named, "preemptions": stack.engine.scheduler.num_preemptions}
+
+    def _increment(self, stack: Stack, before: Mapping[str, int], name: str) -> int:
+        return self._counters(stack)[name] - before[name]
+
+    def _violations(self, stack: Stack, num_known: int) -> list[Violation]:
+        return [
+            Violation(
+                kind=found.kind.value,
+                request=None if found.request_id is None else self.names.get(found.request_id),
+                step=found.step_id,
+                block=found.block_id,
+                detail=f"{found.kind.value} at step {found.step_id}, block {found.block_id}",
+            )
+            for found in stack.engine.violations[num_known:]
+        ]
+
+    def _shared_step(self, planned: Round, stack: Stack) -> bool:
+        wanted = {request.name for request in planned.marked}
+        return any(wanted <= {self.names[request_id] for request_id in step} for step in stack.backend.steps)
+
+    def _keep_records(self, stack: Stack) -> None:
+        log = stack.engine.event_log
+        fresh = log.num_recorded - self._num_seen_records
+        self._num_seen_records = log.num_recorded
+        if fresh:
+            self.records.extend(list(log)[-fresh:])

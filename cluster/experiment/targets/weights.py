@@ -1,0 +1,50 @@
+"""One loaded model for many engines: weights and tokenizer are shared, each runner gets a KV pool of its own.
+
+A run needs several engines of the same model (the one under test, the clean reference, one per condition), and loading
+takes longer than most of them live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cluster.prompts.builder import PromptBuilder
+from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
+from cluster.serving.token_table import TokenTable
+from workers.config import EngineConfig
+from workers.model_runner import CpuModelRunner, ForwardModel, load_runner, make_cache
+from workers.runner_config import RunnerConfig
+
+WrapModel = Callable[[ForwardModel], ForwardModel]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """`base` holds the weights; it is never run itself."""
+
+    base: CpuModelRunner
+    config: RunnerConfig
+    prompts: PromptBuilder
+    tokens: TokenTable
+
+    @property
+    def name(self) -> str:
+        return self.base.source.name
+
+    def make_runner(self, engine: EngineConfig, wrap: WrapModel | None = None) -> CpuModelRunner:
+        """A runner with the engine's pool size, block size and layout. `wrap` may stand around the forward pass."""
+        config = replace(
+            self.config, num_blocks=engine.num_blocks, block_size=engine.block_size, layout=engine.layout.value
+        )
+        model = self.base.model if wrap is None else wrap(self.base.model)
+        return CpuModelRunner(config, model, make_cache(config, model), self.base.source, self.base.numerics)
+
+
+def load_model(model: str | None = None, dtype: str = "auto", threads: int | None = None) -> LoadedModel:
+    """Raises ModelSourceError when there is no such model."""
+    config = RunnerConfig(model=model, dtype=dtype, threads=threads, num_blocks=1)  # type: ignore[arg-type]
+    base = load_runner(config)
+    # Of a GGUF file, the model's folder holds the configuration only; the tokenizer is in the file itself.
+    tokenizer: Tokenizer = load_tokenizer(base.source.gguf_file or base.source.path)
+    return LoadedModel(base, config, PromptBuilder(tokenizer), TokenTable.from_tokenizer(tokenizer.backend))
