@@ -15,6 +15,7 @@ from cluster.api.worker_state import WorkerInfo
 from cluster.auth.authenticator import Authenticator
 from cluster.auth.proxy import IdentityHeaders
 from cluster.backend import ModelInfo
+from cluster.cluster_metrics import ClusterCollector
 from cluster.config import ClusterConfig
 from cluster.dispatch import Dispatcher, WorkerPool
 from cluster.grpc_server import GrpcServer, GrpcServerConfig, build_grpc_server
@@ -55,7 +56,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
     router.start()
     worker = await router.first_worker()
     pool = WorkerPool(lambda address, epoch: WorkerClient(address, token, epoch))
-    metrics = GatewayMetrics()
+    metrics = _metrics(router)
     core = ServingCore(
         [await asyncio.to_thread(_served_model, config, secret, worker)],
         Dispatcher(router, pool),
@@ -71,6 +72,17 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
     identity_headers = IdentityHeaders(config.trusted_proxies, config.identity_headers)
     grpc_server = build_grpc_server(core, authenticator, _grpc_config(config, authenticator), identity_headers)
     return GatewayParts(http_app, grpc_server, router, pool)
+
+
+def _metrics(router: RemoteRouter) -> GatewayMetrics:
+    metrics, collector = GatewayMetrics(), ClusterCollector()
+    metrics.registry.register(collector)
+
+    async def refresh() -> None:
+        collector.stats = await router.stats()
+
+    metrics.refresh = refresh
+    return metrics
 
 
 def router_config(config: ClusterConfig) -> RouterConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import shutil
@@ -90,12 +92,15 @@ class LocalCluster:
     def stop(self) -> None:
         """Drains and ends everything. A KeyboardInterrupt cuts the draining short, never the ending."""
         try:
-            if ray.is_initialized():
-                serve.shutdown()
+            # Ray complains on stderr that its own controller, which it is just ending, has ended.
+            with contextlib.redirect_stderr(io.StringIO()):
+                if ray.is_initialized():
+                    serve.shutdown()
         except KeyboardInterrupt:
             self._report("cutting running requests short")
         finally:
-            ray.shutdown()
+            with contextlib.redirect_stderr(io.StringIO()):
+                ray.shutdown()
             if self._redis is not None:
                 self._redis.stop()
             shutil.rmtree(self._run_dir, ignore_errors=True)
@@ -144,7 +149,8 @@ class LocalCluster:
 def _start_ray(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     ray.init(
         include_dashboard=False,
         log_to_driver=False,

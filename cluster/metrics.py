@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from cluster.serving.text_delta import Usage
@@ -89,11 +91,17 @@ class GenerationMetrics:
 class GatewayMetrics:
     """One registry and its parts. `registry` is open to others' collectors (router, workers)."""
 
-    def __init__(self) -> None:
+    def __init__(self, refresh: Callable[[], Awaitable[None]] | None = None) -> None:
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
         self.generation = GenerationMetrics(self.registry)
+        self.refresh = refresh  # brings others' collectors up to date before a scrape
+
+    async def scrape(self) -> bytes:
+        """The text exposition format, all collectors up to date."""
+        if self.refresh is not None:
+            await self.refresh()
+        return self.render()
 
     def render(self) -> bytes:
-        """The text exposition format."""
         return generate_latest(self.registry)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc
 
@@ -56,7 +56,7 @@ class WorkerClient:
     def num_requests(self) -> int:
         return len(self._queues)
 
-    async def stream(self, request: Request) -> AsyncIterator[RequestOutput]:
+    async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request until it is finished. Closing the iterator early aborts it on the worker."""
         request_id = request.request_id
         assert request_id not in self._queues

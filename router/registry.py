@@ -24,6 +24,7 @@ class WorkerRecord:
     is_draining: bool = False
     is_healthy: bool = True
     num_free_blocks: int = 0
+    snapshot: WorkerSnapshot | None = None
 
 
 class Registry:
@@ -69,6 +70,7 @@ class Registry:
         if record is None or record.info.epoch != snapshot.epoch:
             return None
         record.last_seen_s = now_s
+        record.snapshot = snapshot
         record.is_draining = snapshot.is_draining
         record.is_healthy = snapshot.is_healthy
         record.num_free_blocks = snapshot.num_free_blocks

@@ -366,4 +366,5 @@ class Router:
             pending_prefill_tokens=candidate.pending_prefill_tokens,
             prefill_tokens_per_s=candidate.prefill_tokens_per_s,
             last_seen_age_s=now_s - record.last_seen_s,
+            snapshot=record.snapshot,
         )

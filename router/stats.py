@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.api.ids import WorkerId
+from cluster.api.worker_state import WorkerSnapshot
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class WorkerStats:
     pending_prefill_tokens: float
     prefill_tokens_per_s: float
     last_seen_age_s: float
+    snapshot: WorkerSnapshot | None = None  # the worker's own last word
 
 
 @dataclass(frozen=True, slots=True)

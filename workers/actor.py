@@ -26,6 +26,7 @@ from workers.async_engine import AsyncLLMEngine
 from workers.build import build_engine
 from workers.channel import WorkerChannel
 from workers.config import EngineConfig
+from workers.counters import engine_counters
 from workers.model_runner import CpuModelRunner, load_runner
 from workers.runner_config import RunnerConfig
 
@@ -169,7 +170,9 @@ class WorkerReplica:
             return None
 
     async def _snapshot(self) -> WorkerSnapshot:
-        load = await asyncio.wrap_future(self._engine.call(lambda engine: engine.load()))
+        load, counters = await asyncio.wrap_future(
+            self._engine.call(lambda engine: (engine.load(), engine_counters(engine)))
+        )
         return WorkerSnapshot(
             worker_id=self._worker_id,
             epoch=self._epoch,
@@ -182,6 +185,7 @@ class WorkerReplica:
             request_ids=load.request_ids,
             is_draining=self._is_draining,
             is_healthy=load.is_healthy,
+            counters=counters,
         )
 
     def _take_events(self, events: list[BlockEvent]) -> None:

@@ -44,3 +44,4 @@ class WorkerSnapshot:
     request_ids: tuple[RequestId, ...]  # alive in the engine
     is_draining: bool = False
     is_healthy: bool = True
+    counters: tuple[tuple[str, int], ...] = ()  # since the start of this epoch, by name

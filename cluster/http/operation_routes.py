@@ -57,7 +57,7 @@ class OperationRoutes:
     async def metrics(self, request: Request) -> Response:
         if not request.state.principal.is_operator:
             raise PermissionDeniedError("metrics need an operator's key")
-        return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
 
     async def version(self, request: Request) -> Response:
         return Response(to_json_bytes({"version": self._version}), media_type="application/json")

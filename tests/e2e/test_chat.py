@@ -67,20 +67,25 @@ def test_a_cache_salt_narrows(cluster):
     assert ask(client, prompt, extra_body={"cache_salt": "one"}).usage.prompt_tokens_details.cached_tokens >= 128
 
 
-def test_a_returning_conversation_goes_back_to_its_worker_and_load_spreads(cluster):
-    headers = {"Authorization": f"Bearer {cluster.keys.alice}"}
-    with httpx.Client(base_url=cluster.server.url, headers=headers, timeout=60) as client:
-        workers = set()
-        for _ in range(6):
-            prompt, seen = long_text(), []
-            for _ in range(3):
-                body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 4}
-                response = client.post("/v1/chat/completions", json=body)
-                seen.append(response.headers["x-watchword-worker"])
-                time.sleep(0.2)
-            assert len(set(seen)) == 1, seen
-            workers.add(seen[0])
-    assert len(workers) == 2
+async def test_a_returning_conversation_goes_back_to_its_worker_and_load_spreads(cluster):
+    headers = {"Authorization": f"Bearer {cluster.keys.delegate}"}
+    async with httpx.AsyncClient(base_url=cluster.server.url, headers=headers, timeout=60) as client:
+
+        async def turn(user: int, prompt: str) -> tuple[str, int]:
+            messages = [{"role": "user", "content": prompt}]
+            body = {"model": MODEL, "messages": messages, "max_tokens": 24, "user": f"spread-{user}"}
+            response = await client.post("/v1/chat/completions", json=body)
+            cached = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return response.headers["x-watchword-worker"], cached
+
+        prompts = [long_text() for _ in range(6)]
+        first = await asyncio.gather(*(turn(user, prompt) for user, prompt in enumerate(prompts)))
+        assert {worker for worker, _ in first} == {"worker-0", "worker-1"}
+        await asyncio.sleep(0.5)
+        for user, prompt in enumerate(prompts):
+            worker, cached = await turn(user, prompt)
+            assert worker == first[user][0]
+            assert cached >= 128
 
 
 async def test_eight_users_at_once_each_get_their_own_answer(cluster):
