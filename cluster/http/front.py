@@ -11,6 +11,7 @@ import time
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.api.errors import RequestAbortedError, WatchwordError
@@ -60,7 +61,7 @@ class Front:
 
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         shown = _translate(error, scope)
-        if not isinstance(error, WatchwordError | HTTPException):
+        if not isinstance(error, WatchwordError | HTTPException | ClientDisconnect):
             _log_bug(error, exchange.request_id)
         if exchange.status is not None or isinstance(shown, RequestAbortedError):
             # Too late for an answer, or nobody is there to read one.
@@ -112,6 +113,8 @@ class _Exchange:
 
 
 def _translate(error: Exception, scope: Scope) -> WatchwordError:
+    if isinstance(error, ClientDisconnect):
+        return RequestAbortedError("the client went away")
     if not isinstance(error, HTTPException):
         return hide(error)
     if error.status_code == 404:

@@ -37,7 +37,7 @@ class CompletionReply:
             {
                 "index": index,
                 "text": "".join(choice.text),
-                "logprobs": text_logprobs(choice.logprobs, 0)[0],
+                "logprobs": text_logprobs(choice.logprobs),
                 "finish_reason": finish_json(choice.last.finish_reason if choice.last else None),
                 "stop_reason": choice.last.stop_reason if choice.last else None,
             }
@@ -54,7 +54,6 @@ class CompletionChunks:
         self._head = event_head(head)
         self._tail = event_tail(None) if wants_usage else "]}\n\n"
         self._wants_usage = wants_usage
-        self._offsets = [0] * num_choices
 
     def start(self) -> Iterator[str]:
         return iter(())
@@ -63,9 +62,8 @@ class CompletionChunks:
         """None when there is nothing to tell yet: all text of the delta is held back."""
         if not delta.text and not delta.logprobs and delta.finish_reason is None:
             return None
-        logprobs, self._offsets[delta.index] = text_logprobs(delta.logprobs, self._offsets[delta.index])
         choice = (
-            f'{{"index":{delta.index},"text":{to_json(delta.text)},"logprobs":{to_json(logprobs)},'
+            f'{{"index":{delta.index},"text":{to_json(delta.text)},"logprobs":{to_json(text_logprobs(delta.logprobs))},'
             f'"finish_reason":{to_json(finish_json(delta.finish_reason))}}}'
         )
         tail = self._tail if running_usage is None else event_tail(running_usage)

@@ -30,6 +30,11 @@ class CompletionRequest(GenerationWire):
             raise InvalidRequestError(
                 f"prompt has {len(prompts)} entries, at most {max_prompts} are allowed", param="prompt"
             )
+        if len(prompts) * max(self.n or 1, 1) > max_prompts:
+            raise InvalidRequestError(
+                f"prompt has {len(prompts)} entries and n is {self.n}, at most {max_prompts} answers are allowed",
+                param="n",
+            )
         sampling = self.sampling_input(max_tokens=self.max_tokens, logprobs=self.logprobs)
         caller = self.caller_fields(header_user)
         return [

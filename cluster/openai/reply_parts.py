@@ -55,21 +55,26 @@ def _chat_token(token: TokenText) -> dict[str, Any]:
     return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
 
 
-def text_logprobs(logprobs: Sequence[TextLogprob] | None, first_offset: int) -> tuple[dict[str, Any] | None, int]:
-    """The older format of /v1/completions; `first_offset` in characters. Also returns the next offset."""
+def text_logprobs(logprobs: Sequence[TextLogprob] | None) -> dict[str, Any] | None:
+    """The older format of /v1/completions; offsets in characters of the choice's text."""
     if logprobs is None:
-        return None, first_offset
-    offsets = []
-    for item in logprobs:
-        offsets.append(first_offset)
-        first_offset += len(item.chosen.text)
-    entry = {
-        "tokens": [item.chosen.text for item in logprobs],
+        return None
+    return {
+        "tokens": [_text_token(item.chosen) for item in logprobs],
         "token_logprobs": [_finite(item.chosen.logprob) for item in logprobs],
-        "top_logprobs": [{token.text: _finite(token.logprob) for token in item.top} or None for item in logprobs],
-        "text_offset": offsets,
+        "top_logprobs": [
+            {_text_token(token): _finite(token.logprob) for token in item.top} or None for item in logprobs
+        ],
+        "text_offset": [item.text_offset for item in logprobs],
     }
-    return entry, first_offset
+
+
+def _text_token(token: TokenText) -> str:
+    """This format has no bytes, so a part of a character is spelled out; else all such tokens would look the same."""
+    try:
+        return token.raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
 
 
 def _finite(logprob: float) -> float:

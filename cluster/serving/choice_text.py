@@ -29,7 +29,7 @@ class ChoiceText:
         self._stops = StopStringMatcher(stops)
         self._num_chars_made = 0  # decoded, released or held
         self._num_chars_out = 0  # released
-        self._waiting: deque[tuple[int, TextLogprob]] = deque()  # (where the token's text starts, its logprob)
+        self._waiting: deque[TextLogprob] = deque()  # of tokens whose text is not released yet
 
     def feed(self, delta: ChoiceDelta) -> TextDelta | None:
         """None when there is nothing to tell: a finished choice, or text that is all held back without new tokens."""
@@ -43,7 +43,7 @@ class ChoiceText:
             if is_stop_token:
                 continue  # counted, but not part of the text
             if delta.logprobs is not None:
-                self._waiting.append((self._num_chars_made, self._explain(delta.logprobs[position])))
+                self._waiting.append(self._explain(delta.logprobs[position]))
             match = self._feed_text(self._decode(token_id), released)
             if match is not None:
                 return self._end(released, delta.token_ids[: position + 1], wants_logprobs, FinishReason.STOP, match)
@@ -102,14 +102,15 @@ class ChoiceText:
 
     def _take_logprobs(self, *, is_all: bool) -> tuple[TextLogprob, ...]:
         taken = []
-        while self._waiting and (is_all or self._waiting[0][0] < self._num_chars_out):
-            taken.append(self._waiting.popleft()[1])
+        while self._waiting and (is_all or self._waiting[0].text_offset < self._num_chars_out):
+            taken.append(self._waiting.popleft())
         return tuple(taken)
 
     def _explain(self, logprob: TokenLogprob) -> TextLogprob:
         return TextLogprob(
             chosen=self._token_text(logprob.token_id, logprob.logprob),
             top=tuple(self._token_text(token_id, value) for token_id, value in logprob.top),
+            text_offset=self._num_chars_made,
         )
 
     def _token_text(self, token_id: int, logprob: float) -> TokenText:

@@ -23,7 +23,8 @@ from cluster.serving.prompt_builder import PromptBuilder
 from cluster.serving.sampling_rules import SamplingLimits, check_prompt_length, decide_sampling
 from cluster.serving.token_table import TokenTable
 
-# Below this many characters, rendering and tokenizing take less time than a thread switch is worth.
+# Below this many characters, rendering and tokenizing take less time than a thread switch is worth. Registered
+# templates always take the switch: they are rendered in a sandbox that may have to be waited for.
 _INLINE_CHARS = 8192
 
 
@@ -149,7 +150,8 @@ class ServingCore:
         return await self._build(model, self.identify(principal, caller, model), prompt)
 
     async def _build(self, model: ServedModel, identity: CallerIdentity, prompt: PromptInput) -> BuiltPrompt:
-        if _num_chars(prompt) <= _INLINE_CHARS:
+        is_templated = isinstance(prompt, ChatInput) and prompt.prompt_ref is not None
+        if not is_templated and _num_chars(prompt) <= _INLINE_CHARS:
             return _build_now(model, identity, prompt)
         return await asyncio.to_thread(_build_now, model, identity, prompt)
 
@@ -174,5 +176,4 @@ def _num_chars(prompt: PromptInput) -> int:
         return len(prompt.text)
     if isinstance(prompt, TokensInput):
         return len(prompt.token_ids)
-    values = prompt.prompt_ref.variables.values() if prompt.prompt_ref else ()
-    return sum(len(str(message.get("content"))) for message in prompt.messages) + sum(len(str(v)) for v in values)
+    return sum(len(str(message.get("content"))) for message in prompt.messages)

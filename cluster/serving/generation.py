@@ -53,7 +53,7 @@ class Generation:
         self._is_closed = False
         self._started_s = self._last_token_s = time.monotonic()
         self._has_token = False
-        observer.started(self.model)
+        self._has_started = False
 
     @property
     def usage(self) -> Usage:
@@ -76,6 +76,10 @@ class Generation:
         await self._close("abort")
 
     async def _step(self) -> None:
+        if not self._has_started:
+            # Not in the constructor: a generation that nobody ever iterates has no end to report either.
+            self._has_started = True
+            self._observer.started(self.model)
         try:
             self._take(await self._next_output())
         except WatchwordError as error:
@@ -133,5 +137,6 @@ class Generation:
         if self._is_closed:
             return
         self._is_closed = True
-        self._observer.ended(self.model, outcome, time.monotonic() - self._started_s, self.usage)
+        if self._has_started:
+            self._observer.ended(self.model, outcome, time.monotonic() - self._started_s, self.usage)
         await self._outputs.aclose()  # runs the backend's `finally`, which aborts the request on its worker

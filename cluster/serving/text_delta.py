@@ -23,6 +23,7 @@ class TextLogprob:
 
     chosen: TokenText
     top: tuple[TokenText, ...]
+    text_offset: int  # characters of the choice's text before this token's
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ BAD_FIELDS: list[tuple[str, Any, int, str | None, str | None, str]] = [
     (TEXT, text_body([VOCAB_SIZE]), 400, None, "prompt", str(VOCAB_SIZE)),
     (TEXT, text_body([True]), 400, None, "prompt[0]", "true"),
     (TEXT, text_body(["a"] * 129), 400, None, "prompt", "129"),
+    (TEXT, text_body(["a"] * 65, n=2), 400, None, "n", "65"),
     (TEXT, text_body(echo=True), 400, "unsupported_field", "echo", "echo"),
     (TEXT, text_body(best_of=3), 400, "unsupported_field", "best_of", "best_of"),
     (TEXT, text_body(best_of=True), 400, "unsupported_field", "best_of", "best_of"),
@@ -189,6 +190,7 @@ RAW_BODIES: list[tuple[bytes, str]] = [
     (json.dumps(chat_body("a\0b")).encode(), "NUL"),
     (json.dumps(chat_body(cache_salt="a\0b")).encode(), "NUL"),
     (json.dumps({**chat_body(), "a\ud800": 1}).encode(), "lone surrogate"),
+    (json.dumps(chat_body(user="alice"))[:-1].encode() + b', "user": "bob"}', "twice"),
 ]
 
 
@@ -270,3 +272,27 @@ async def test_an_error_never_quotes_the_prompt(client: httpx.AsyncClient) -> No
         response = await client.post(CHAT, json=body)
         assert response.status_code == 400
         assert "plum" not in response.text
+
+
+async def test_an_escape_below_deep_nesting_is_still_found(client: httpx.AsyncClient) -> None:
+    """Whatever depth the parser lets through, the walk over it must not run out of stack."""
+    for depth in (10, 300, 600, 900, 960, 980, 990):
+        raw = b'{"model":"tiny","x":' + b"[" * depth + b'"\\u0000"' + b"]" * depth + b"}"
+        response = await client.post(CHAT, content=raw, headers={"content-type": "application/json"})
+        check(response, 400, None, None, "")
+        assert "NUL" in response.text or "nested" in response.text
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_bug_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nobody is there to read an answer")
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": headers, "client": None}
+    await build_app(FakeBackend())(scope, receive, send)
+    assert not [record for record in caplog.records if record.name == "watchword.http"]
