@@ -58,6 +58,8 @@ def decode(payload: bytes) -> StreamEntry:
     if version != CODEC_VERSION:
         raise ValueError(f"stream entry has version {version}, known is {CODEC_VERSION}")
     names = payload[_HEAD.size : _HEAD.size + worker_size + epoch_size]
+    if len(names) < worker_size + epoch_size:
+        raise ValueError("stream entry ends within its names")
     worker_id, epoch = WorkerId(names[:worker_size].decode()), names[worker_size:].decode()
     check_names(worker_id, epoch)
     rest = payload[_HEAD.size + worker_size + epoch_size :]

@@ -56,7 +56,7 @@ class IndexFollower:
         limits: RedisLimits | None = None,
     ) -> None:
         self.counters = FollowerCounters()
-        self.is_synced = False
+        self._synced = asyncio.Event()
         self._settings = settings
         self._index = index
         self._on_gap = on_gap
@@ -67,6 +67,14 @@ class IndexFollower:
         self._next_check = 0.0
         self._gaps: dict[WorkerId, float] = {}  # since when
         self._absent: dict[WorkerId, float] = {}  # since when a worker has no valid lease
+
+    @property
+    def is_synced(self) -> bool:
+        """False before the first look at Redis and while it is away."""
+        return self._synced.is_set()
+
+    async def wait_synced(self) -> None:
+        await self._synced.wait()
 
     @property
     def last_id(self) -> str:
@@ -184,12 +192,12 @@ class IndexFollower:
         if self.is_synced or not self.counters.outages:
             self.counters.outages += 1
             logger.warning("prefix index: cannot follow (%s); routing goes on with what is known", error)
-        self.is_synced = False
+        self._synced.clear()
 
     def _note_return(self) -> None:
         if not self.is_synced and self.counters.outages:
             logger.info("prefix index: following again")
-        self.is_synced = True
+        self._synced.set()
 
 
 def _order(stream_id: str) -> tuple[int, int]:

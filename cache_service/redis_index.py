@@ -254,14 +254,15 @@ def _final(batches: Sequence[EventBatch]) -> tuple[list[bytes], list[bytes]]:
 
 
 def _leading(owners_by_block: Iterator[Sequence[int]], alive: dict[int, WorkerId]) -> dict[WorkerId, int]:
-    matched: dict[WorkerId, int] = {}
-    holders = set(alive.values())
+    depths: dict[int, int] = {}
+    holders = set(alive)
     for depth, slots in enumerate(owners_by_block, 1):
-        holders &= {alive[slot] for slot in slots if slot in alive}
+        holders.intersection_update(slots)
         if not holders:
             break
-        matched |= dict.fromkeys(holders, depth)
-    return matched
+        for slot in holders:
+            depths[slot] = depth
+    return {alive[slot]: depth for slot, depth in depths.items()}
 
 
 def _parse_owners(packed: bytes) -> Iterator[tuple[int, ...]]:
