@@ -56,7 +56,7 @@ class _Plan:
 
     runs: Mapping[tuple[bytes | None, str, str], PinnedRun]  # (owner, id, version)
     tries: Mapping[bytes | None, BlockTrie]
-    by_digest: Mapping[bytes, PinnedRun]
+    by_digest: Mapping[tuple[bytes | None, bytes], PinnedRun]  # tenants may register equal sources
 
 
 class TemplateCatalog:
@@ -140,7 +140,7 @@ class TemplateCatalog:
             trie = plan.tries.get(owner)
             match = trie.longest_match(token_ids) if trie is not None else None
             if match is not None and (best is None or match[1] > best[1]):
-                best = (plan.by_digest[match[0]].fields, match[1])
+                best = (plan.by_digest[owner, match[0]].fields, match[1])
         return best
 
     def variables_prefix(self, registered: RegisteredTemplate, values: Mapping[str, Any]) -> CanonicalPrefix:
@@ -156,7 +156,10 @@ class TemplateCatalog:
     # --- pinning
 
     def warm_up_requests(self, registered: RegisteredTemplate) -> list[BuiltPrompt]:
-        """What to run on every worker, as a warm-up, so that it holds the template's blocks. Empty if over budget."""
+        """What to run on every worker, as a warm-up, so that it holds the template's blocks. Empty if over budget.
+
+        The last span names the tenant and user to run it as.
+        """
         run = self.pinned_run(registered)
         return [] if run is None else [self._warm_up(run)]
 
@@ -197,7 +200,7 @@ class TemplateCatalog:
     def _make_plan(self) -> _Plan:
         runs: dict[tuple[bytes | None, str, str], PinnedRun] = {}
         tries: dict[bytes | None, BlockTrie] = {}
-        by_digest: dict[bytes, PinnedRun] = {}
+        by_digest: dict[tuple[bytes | None, bytes], PinnedRun] = {}
         spent: dict[bytes | None, int] = {}
         for registered in self.store.latest():
             run = self._run(registered)
@@ -211,10 +214,10 @@ class TemplateCatalog:
                 continue
             digest = run.fields.template
             assert digest is not None
-            if digest not in by_digest:  # the same source under two ids is one run
+            if (owner, digest) not in by_digest:  # the same source under two ids is one run
                 spent[owner] = spent.get(owner, 0) + num_blocks
             runs[owner, registered.id, registered.version] = run
-            by_digest[digest] = run
+            by_digest[owner, digest] = run
             tries.setdefault(owner, BlockTrie(self.keyer.block_size)).add(digest, run.token_ids)
         return _Plan(runs, tries, by_digest)
 

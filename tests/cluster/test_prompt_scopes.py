@@ -173,6 +173,21 @@ def test_raw_requests_get_the_template_blocks_that_they_begin_with(rig: PromptRi
     assert num_blocks(narrowed, *WIDE) == 0
 
 
+def test_tenants_with_equal_templates_stay_apart(rig: PromptRig) -> None:
+    for tenant in ("acme", "globex"):
+        put_default(rig, tenant=tenant)
+    messages = [{"role": "system", "content": STATIC + RULES}, {"role": "user", "content": "Hi"}]
+    for ask in (
+        lambda caller: rig.ask(caller, product="chair", name="A"),
+        lambda caller: rig.builder.chat(caller, messages),
+    ):
+        ours, theirs = (ask(rig.caller("alice", tenant)) for tenant in ("acme", "globex"))
+        assert rig.num_shared(ours, theirs) == 0
+        for prompt, tenant in ((ours, "acme"), (theirs, "globex")):
+            assert num_blocks(prompt, Scope.TEMPLATE) > 0
+            assert {span.fields.tenant for span in prompt.spans} == {rig.tenant(tenant)}
+
+
 def test_public_templates_are_the_operator_s(rig: PromptRig) -> None:
     with pytest.raises(PermissionDeniedError):
         put_default(rig, public=True)
