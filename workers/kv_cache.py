@@ -1,4 +1,4 @@
-"""The pool of KV blocks as bytes: filling, copying, checksums. How a block is laid out inside is the kernel's affair."""
+"""The pool of KV blocks as bytes: filling, copying, checksums. A block's inner layout is the kernel's affair."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from workers.native.arena import huge_zeros
+
 
 class KVCache:
     """`data` is [layers, blocks, *block_shape]; a block holds the K and V of `block_size` tokens of all KV heads."""
 
     def __init__(self, num_layers: int, num_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.num_blocks = num_blocks
-        self.data = torch.zeros((num_layers, num_blocks, *block_shape), dtype=dtype)
+        shape = torch.Size((num_layers, num_blocks, *block_shape))
+        self.data = huge_zeros(shape.numel() * dtype.itemsize).view(dtype).view(shape)
         flat = self.data.view(num_layers, num_blocks, -1)
         assert flat.shape[2] * flat.element_size() % 8 == 0, "a block must be whole 64-bit words"
         # numpy knows no bfloat16, and the checksum wants bits anyway.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -13,14 +14,18 @@ from cache_service.block_key import ModelIdentity
 from cluster.api.errors import NotFoundError
 from workers.kv_cache import KVCache
 from workers.model.batch import Batch, build_batch
+from workers.model.native_model import NativeModel, refuse_unsupported
 from workers.model.row_padding import RowPadding
 from workers.model.spec import ModelSpec, spec_from_config
 from workers.model.torch_model import TorchModel
-from workers.model.weights import load_weights
+from workers.model.weights import ModelWeights, load_weights
 from workers.model_source import ModelSource, ProgressCallback, no_progress, resolve_model
+from workers.native.build import NativeUnavailableError, supported_isas
 from workers.runner_config import RunnerConfig
 from workers.sampler import Sampler
 from workers.step import StepInput, StepOutput
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -129,10 +134,27 @@ def load_runner(config: RunnerConfig, progress: ProgressCallback = no_progress) 
     spec = spec_from_config(hf_config)
     dtype = resolve_dtype(config.dtype)
     weights = load_weights(source, hf_config, spec, dtype, progress)
-    model = TorchModel(spec, weights, _max_model_len(config, spec))
+    model = make_model(config, spec, weights, progress)
     cache = make_cache(config, model)
     progress("ready", 1.0)
     return CpuModelRunner(config, model, cache, source, _numerics_digest(model))
+
+
+def make_model(
+    config: RunnerConfig, spec: ModelSpec, weights: ModelWeights, progress: ProgressCallback = no_progress
+) -> ForwardModel:
+    """The kernels where they can be had, else torch. Raises NativeUnavailableError when `kernel` insists on them."""
+    max_model_len = _max_model_len(config, spec)
+    if config.kernel != "torch":
+        try:
+            refuse_unsupported(spec, weights.embedding.dtype, config.block_size)
+            progress("compiling kernels", 0.0)
+            return NativeModel(spec, weights, max_model_len, config.block_size, supported_isas()[0])
+        except NativeUnavailableError as error:
+            if config.kernel == "native":
+                raise
+            logger.warning("no kernels, torch computes instead: %s", error)
+    return TorchModel(spec, weights, max_model_len)
 
 
 def make_cache(config: RunnerConfig, model: ForwardModel) -> KVCache:

@@ -1,1 +1,1 @@
-"""Attention over paged KV blocks: one row kernel for prefill and decode, reducing in tiles from the sequence's start."""
+"""Attention over paged KV blocks: one row kernel for prefill and decode, in tiles from the sequence's start."""

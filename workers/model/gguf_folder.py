@@ -20,7 +20,7 @@ _HEADER_BYTES = 1 << 25  # tensor names follow the vocabulary; both end well bef
 
 
 def prepare_gguf_folder(file: Path, folder: Path, progress: Callable[[str, float], None]) -> None:
-    """Writes config and tokenizer of `file` to `folder` unless they are there; atomic, so readers see all or nothing."""
+    """Writes config and tokenizer of `file` to `folder` unless they are there; readers see all or nothing."""
     if (folder / "config.json").is_file():
         return
     refuse_rope_factors(file)

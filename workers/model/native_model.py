@@ -1,0 +1,196 @@
+"""The forward pass in C (workers/native): bfloat16, one call per step. Bits do not depend on the batch by construction."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_int64, pointer
+
+import numpy as np
+import torch
+
+from workers.kv_cache import KVCache
+from workers.model.batch import Batch
+from workers.model.rotary import rotary_table
+from workers.model.row_padding import RowPadding
+from workers.model.spec import ModelSpec
+from workers.model.weights import LayerWeights, ModelWeights
+from workers.native.arena import Arena
+from workers.native.build import Isa, NativeUnavailableError, load_library
+from workers.native.packing import BLOCK, PackedLinear, blocks_of, gated_order, pack, packed_bytes, plain_order
+from workers.native.structs import PHASE_NAMES, BatchStruct, LayerStruct, ModelStruct, StepStruct
+
+KV_LAYOUT = "paired16"
+TILE_TOKENS = 64
+_MAX_HEAD_DIM = 256
+
+
+class NativeModel:
+    """Holds packed weights, buffers for the largest step seen so far, and a pool of threads of its own."""
+
+    kv_layout = KV_LAYOUT
+    row_padding = RowPadding()
+
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, max_model_len: int, block_size: int, isa: Isa) -> None:
+        refuse_unsupported(spec, weights.embedding.dtype, block_size)
+        self.spec, self.isa = spec, isa
+        self.dtype = weights.embedding.dtype
+        self._library = load_library(isa)
+        self.threads = torch.get_num_threads()
+        self._pool = self._library.ww_open(self.threads)
+        if not self._pool:
+            raise NativeUnavailableError(f"the system refuses the {isa.name} registers")
+        self._kept: list[object] = []  # what the structures point to
+        self._model = self._make_model(weights, max_model_len, block_size)
+        self._step = StepStruct(model=pointer(self._model))
+        self._batch = BatchStruct()
+        self._step.batch = pointer(self._batch)
+        self._buffers = _Buffers(spec)
+        self._logits = torch.empty(0, blocks_of(spec.vocab_size) * BLOCK)
+        self._top_tokens = np.empty(0, dtype=np.int32)
+        self.phase_ns = (c_int64 * len(PHASE_NAMES))()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self._pool:
+            self._library.ww_close(self._pool)
+            self._pool = None
+
+    def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
+        return (self.spec.num_kv_heads, 2, block_size * self.spec.head_dim)
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Logits [samples, vocab] float32, valid until the next call; `top_tokens` then holds each row's argmax."""
+        count = len(batch.sample_tokens)
+        self._reserve(batch.num_tokens, count)
+        where = self._batch
+        where.num_tokens, where.num_samples, where.table_stride = batch.num_tokens, count, batch.block_tables.shape[1]
+        where.token_ids, where.positions = batch.token_ids.ctypes.data, batch.positions.ctypes.data
+        where.row_of, where.tables = batch.row_of.ctypes.data, batch.block_tables.ctypes.data
+        where.slot_blocks, where.slot_offsets = batch.slot_blocks.ctypes.data, batch.slot_offsets.ctypes.data
+        where.sample_tokens = batch.sample_tokens.ctypes.data
+        where.kv, self._model.num_blocks = cache.data.data_ptr(), cache.num_blocks
+        if self._library.ww_step(self._pool, ctypes.byref(self._step)) != 0:
+            raise NativeUnavailableError(f"{self.spec.num_layers} layers are more than a step has phases for")
+        return self._logits[:count, : self.spec.vocab_size]
+
+    @property
+    def top_tokens(self) -> np.ndarray:
+        """The token with the highest logit, lowest id among equals, of each row that the last step sampled."""
+        return self._top_tokens
+
+    def measure_phases(self, enabled: bool) -> None:
+        """Adds up nanoseconds per phase kind in `phase_ns`, as the calling thread sees them."""
+        self._step.phase_ns = ctypes.cast(self.phase_ns, POINTER(c_int64)) if enabled else None
+
+    def _reserve(self, num_tokens: int, num_samples: int) -> None:
+        if num_tokens > self._buffers.capacity or num_samples > self._buffers.capacity:
+            self._buffers.grow(max(num_tokens, num_samples))
+            self._buffers.fill_in(self._step)
+        if num_samples > len(self._logits):
+            self._logits = torch.empty(-(-num_samples // 8) * 8, self._logits.shape[1])
+            self._top_tokens = np.zeros(len(self._logits), dtype=np.int32)
+            self._batch.logits, self._batch.logits_stride = self._logits.data_ptr(), self._logits.shape[1]
+            self._batch.top_tokens = self._top_tokens.ctypes.data
+
+    def _make_model(self, weights: ModelWeights, max_model_len: int, block_size: int) -> ModelStruct:
+        spec = self.spec
+        arena = Arena(_arena_bytes(spec))
+        tables = {layer.rope: rotary_table(layer.rope, spec.head_dim, max_model_len) for layer in spec.layers}
+        layers = (LayerStruct * spec.num_layers)()
+        for index, (layer, part) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+            self._fill_layer(layers[index], arena, part, tables[layer.rope])
+            layers[index].window = layer.window or 0
+        lm_head = pack(self._library, arena, weights.lm_head, plain_order(spec.vocab_size))
+        embedding = weights.embedding.contiguous()
+        self._kept += [lm_head, tables, embedding]
+        return ModelStruct(
+            num_layers=spec.num_layers, hidden=spec.hidden_size, intermediate=spec.intermediate_size,
+            num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, vocab=spec.vocab_size,
+            gelu=int(spec.activation == "gelu_tanh"), eps=spec.rms_eps, attention_scale=spec.attention_scale,
+            embedding_scale=float(torch.tensor(spec.embedding_scale).to(self.dtype)), block_size=block_size,
+            tile_tokens=TILE_TOKENS, embedding=embedding.data_ptr(), final_norm=self._norm(weights.final_norm),
+            layers=layers, lm_head=lm_head.struct,
+        )  # fmt: skip
+
+    def _fill_layer(
+        self, target: LayerStruct, arena: Arena, part: LayerWeights, table: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        spec, library = self.spec, self._library
+        packed: dict[str, PackedLinear] = {
+            "qkv": pack(library, arena, part.qkv, plain_order(spec.q_size + 2 * spec.kv_size), part.qkv_bias),
+            "out": pack(library, arena, part.out, plain_order(spec.hidden_size), part.out_bias),
+            "gate_up": pack(library, arena, part.gate_up, gated_order(spec.intermediate_size)),
+            "down": pack(library, arena, part.down, plain_order(spec.hidden_size)),
+        }
+        for name, one in packed.items():
+            setattr(target, name, one.struct)
+        self._kept.append(packed)
+        target.input_norm, target.mlp_norm = self._norm(part.input_norm), self._norm(part.mlp_norm)
+        target.q_norm, target.k_norm = self._norm(part.q_norm), self._norm(part.k_norm)
+        target.after_attention_norm = self._norm(part.after_attention_norm)
+        target.after_mlp_norm = self._norm(part.after_mlp_norm)
+        target.cos, target.sin = (one.data_ptr() for one in table)
+
+    def _norm(self, weight: torch.Tensor | None) -> int | None:
+        """Address of the norm's factors in float32, padded with zeros to whole blocks."""
+        if weight is None:
+            return None
+        padded = torch.zeros(blocks_of(len(weight)) * BLOCK)
+        padded[: len(weight)] = weight.float() + self.spec.norm_offset
+        self._kept.append(padded)
+        return padded.data_ptr()
+
+
+class _Buffers:
+    """What a step writes between its operations, for up to `capacity` tokens."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.capacity = 0
+        # One block more than needed keeps rows from falling on the same cache sets.
+        self._hidden = blocks_of(spec.hidden_size) * BLOCK
+        self._normed = self._hidden + BLOCK
+        self._qkv = max(blocks_of(spec.q_size + 2 * spec.kv_size) * BLOCK, self._hidden)
+        self._query = blocks_of(spec.q_size) * BLOCK + BLOCK
+        self._act = blocks_of(spec.intermediate_size) * BLOCK + BLOCK
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def grow(self, num_tokens: int) -> None:
+        """Rows are whole blocks, since products read whole blocks of rows."""
+        rows = (blocks_of(num_tokens) + 1) * BLOCK
+        bf16, f32 = torch.bfloat16, torch.float32
+        self._tensors = {
+            "hidden": torch.zeros(rows, self._hidden, dtype=f32),
+            "normed": torch.zeros(rows, self._normed, dtype=bf16),
+            "qkv": torch.zeros(rows, self._qkv, dtype=f32),
+            "query": torch.zeros(rows, self._query, dtype=bf16),
+            "attended": torch.zeros(rows, self._query, dtype=bf16),
+            "act": torch.zeros(rows, self._act, dtype=bf16),
+            "groups": torch.zeros(rows, 2, dtype=torch.int32),
+        }
+        self.capacity = num_tokens
+
+    def fill_in(self, step: StepStruct) -> None:
+        for name, tensor in self._tensors.items():
+            setattr(step, name, tensor.data_ptr())
+        step.hidden_stride, step.normed_stride, step.qkv_stride = self._hidden, self._normed, self._qkv
+        step.query_stride, step.act_stride = self._query, self._act
+
+
+def refuse_unsupported(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> None:
+    """Raises NativeUnavailableError, naming what the kernels do not do."""
+    if dtype != torch.bfloat16:
+        raise NativeUnavailableError(f"the kernels compute in bfloat16, not {str(dtype).removeprefix('torch.')}")
+    if block_size % 16:
+        raise NativeUnavailableError(f"block_size is {block_size}, the kernels take multiples of 16")
+    if spec.head_dim % 16 or spec.head_dim > _MAX_HEAD_DIM:
+        raise NativeUnavailableError(f"head_dim is {spec.head_dim}, the kernels take multiples of 16 up to 256")
+
+
+def _arena_bytes(spec: ModelSpec) -> int:
+    per_layer = (
+        packed_bytes(spec.q_size + 2 * spec.kv_size, spec.hidden_size)
+        + packed_bytes(spec.hidden_size, spec.q_size)
+        + packed_bytes(2 * -(-spec.intermediate_size // 16) * 16, spec.hidden_size)
+        + packed_bytes(spec.hidden_size, spec.intermediate_size)
+    )
+    return spec.num_layers * per_layer + packed_bytes(spec.vocab_size, spec.hidden_size)

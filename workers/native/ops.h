@@ -1,0 +1,98 @@
+// The small operations between products, one token row at a time.
+#pragma once
+#include "attention.h"
+
+INLINE float inverse_rms(const float *x, int size, int padded, float eps) {
+    F16 sums[2] = {f16_set(0.0f), f16_set(0.0f)};
+    for (int i = 0; i < padded; i += 16) {
+        F16 v = f16_load(x + i);
+        sums[(i / 16) & 1] = f16_fma(v, v, sums[(i / 16) & 1]);
+    }
+    return 1.0f / sqrtf(f16_sum(sums[0] + sums[1]) / (float)size + eps);
+}
+
+static void norm_to_bf16(const float *x, const float *weight, int size, int padded, float eps, bf16 *out) {
+    float scale = inverse_rms(x, size, padded, eps);
+    for (int i = 0; i < padded; i += 16) bf16_store(out + i, f16_load(x + i) * scale * f16_load(weight + i));
+}
+
+static void embed(const Step *s, int token) {
+    const Model *m = s->model;
+    const bf16 *source = m->embedding + (long)s->batch->token_ids[token] * m->hidden;
+    float *target = s->buffers.hidden + token * s->buffers.hidden_stride;
+    int i = 0;
+    for (; i + 16 <= m->hidden; i += 16) f16_store(target + i, bf16_load(source + i) * m->embedding_scale);
+    for (; i < m->hidden; i++) {
+        uint32_t bits = (uint32_t)source[i] << 16;
+        float value;
+        memcpy(&value, &bits, 4);
+        target[i] = value * m->embedding_scale;
+    }
+    for (; i < s->buffers.hidden_stride; i++) target[i] = 0.0f;
+}
+
+// hidden += norm(added) where the architecture norms what it adds; then the norm that the next product reads.
+static void norm_row(const Step *s, int token, const float *after, const float *weight) {
+    const Model *m = s->model;
+    int padded = (int)s->buffers.hidden_stride;
+    float *hidden = s->buffers.hidden + token * s->buffers.hidden_stride;
+    if (after) {
+        const float *added = s->buffers.qkv + token * s->buffers.qkv_stride;
+        float scale = inverse_rms(added, m->hidden, padded, m->eps);
+        for (int i = 0; i < padded; i += 16)
+            f16_store(hidden + i, f16_load(hidden + i) + f16_load(added + i) * scale * f16_load(after + i));
+    }
+    if (weight)
+        norm_to_bf16(hidden, weight, m->hidden, padded, m->eps, s->buffers.normed + token * s->buffers.normed_stride);
+}
+
+// Turns pairs (i, i + head_dim / 2) by the position's angle; norms the head first where the architecture does.
+static void rotate_head(const Model *m, const float *x, const float *norm, const float *cos, const float *sin, bf16 *out) {
+    int half = m->head_dim / 2;
+    float scale = norm ? inverse_rms(x, m->head_dim, m->head_dim, m->eps) : 1.0f;
+    float turned[MAX_HEAD_DIM];
+    for (int i = 0; i < half; i++) {
+        float low = x[i], high = x[i + half];
+        if (norm) low *= scale * norm[i], high *= scale * norm[i + half];
+        turned[i] = low * cos[i] - high * sin[i];
+        turned[i + half] = high * cos[i] + low * sin[i];
+    }
+    for (int i = 0; i < m->head_dim; i += 16) bf16_store(out + i, f16_load(turned + i));
+}
+
+// Rotates one token's heads and writes its K and V where attention will read them.
+static void rotate_and_store(const Step *s, int layer, int token) {
+    const Model *m = s->model;
+    const Batch *b = s->batch;
+    const Layer *l = m->layers + layer;
+    int half = m->head_dim / 2, block = b->slot_blocks[token], offset = b->slot_offsets[token];
+    if (block < 0) return;
+    const float *x = s->buffers.qkv + token * s->buffers.qkv_stride;
+    const float *cos = l->cos + (long)b->positions[token] * half, *sin = l->sin + (long)b->positions[token] * half;
+    bf16 *query = s->buffers.query + token * s->buffers.query_stride;
+    for (int h = 0; h < m->num_heads; h++, x += m->head_dim, query += m->head_dim)
+        rotate_head(m, x, l->q_norm, cos, sin, query);
+    for (int h = 0; h < m->num_kv_heads; h++, x += m->head_dim) {
+        bf16 row[MAX_HEAD_DIM];
+        bf16 *start = kv_head(s, layer, block, h);
+        bf16 *key = start + (long)(offset / 16) * 16 * m->head_dim + offset % 16 * 2;
+        bf16 *value = start + (long)m->block_size * m->head_dim + (long)(offset / 2) * 2 * m->head_dim + offset % 2;
+        rotate_head(m, x, l->k_norm, cos, sin, row);
+        for (int i = 0; i < half; i++) memcpy(key + 32 * i, row + 2 * i, 4);
+        const float *v = x + (long)m->num_kv_heads * m->head_dim;
+        for (int i = 0; i < m->head_dim; i += 16) bf16_store(row + i, f16_load(v + i));
+        for (int i = 0; i < m->head_dim; i++) value[2 * i] = row[i];
+    }
+}
+
+// The lowest id among the highest logits. NaN never wins.
+static int32_t argmax(const float *x, int size) {
+    F16 top = f16_set(-INFINITY);
+    int i = 0;
+    for (; i + 16 <= size; i += 16) top = f16_max(f16_load(x + i), top);
+    float highest = f16_highest(top);
+    for (; i < size; i++) highest = x[i] > highest ? x[i] : highest;
+    for (i = 0; i < size; i++)
+        if (x[i] == highest) return i;
+    return 0;
+}

@@ -1,0 +1,149 @@
+// One step of the model: a list of phases that all threads walk through together (see pool.h).
+#include "ops.h"
+#include <time.h>
+
+enum { EMBED, NORM, QKV, ROTATE, ATTEND, OUT, GATE_UP, DOWN, FINAL_NORM, LM_HEAD, ARGMAX, NUM_KINDS };
+enum { STORE, ADD, GATED };
+
+typedef struct {
+    const Step *step;
+    Phase *phase;
+    uint32_t generation;
+    int thread;
+    int64_t *times;
+} Walker;
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+// Runs body for each task that this thread claims, then waits until all are done.
+#define RUN_PHASE(walker, kind, num_tasks, body)                                               \
+    do {                                                                                       \
+        int tasks_ = (num_tasks);                                                              \
+        int64_t begin_ = (walker)->times ? now_ns() : 0;                                       \
+        Phase *phase_ = (walker)->phase++;                                                     \
+        for (int task; (task = phase_claim(phase_, (walker)->generation, tasks_)) >= 0;) {     \
+            body;                                                                              \
+            phase_finish(phase_);                                                              \
+        }                                                                                      \
+        phase_wait(phase_, (walker)->generation, tasks_);                                      \
+        if ((walker)->times) (walker)->times[kind] += now_ns() - begin_;                       \
+    } while (0)
+
+static void finish_block(const Step *s, const Packed *w, int mode, int n_block, const float *block, int rows, float *out,
+                         bf16 *act, long stride) {
+    int column = n_block * BLOCK_N;
+    for (int r = 0; r < rows; r++, block += BLOCK_N) {
+        F16 left = f16_load(block), right = f16_load(block + 16);
+        if (mode == GATED) {
+            F16 gate = s->model->gelu ? f16_gelu_tanh(left) : f16_silu(left);
+            bf16_store(act + r * stride + n_block * 16, gate * right);
+            continue;
+        }
+        if (w->bias) left += f16_load(w->bias + column), right += f16_load(w->bias + column + 16);
+        float *target = out + r * stride + column;
+        if (mode == ADD) left += f16_load(target), right += f16_load(target + 16);
+        f16_store(target, left);
+        f16_store(target + 16, right);
+    }
+}
+
+// One task of a product: `width` column blocks, all rows.
+static void product_task(const Step *s, const Packed *w, int task, int width, int mode, const bf16 *a, long a_stride,
+                         int rows, float *out, bf16 *act, long stride) {
+    _Alignas(64) float block[BLOCK_M * BLOCK_N];
+    int end = (task + 1) * width < w->n_blocks ? (task + 1) * width : w->n_blocks;
+    for (int n = task * width; n < end; n++)
+        for (int at = 0; at < rows; at += BLOCK_M) {
+            int count = rows - at < BLOCK_M ? rows - at : BLOCK_M;
+            block_product(w, n, a + at * a_stride, a_stride, count, block);
+            finish_block(s, w, mode, n, block, count, out ? out + at * stride : 0, act ? act + at * stride : 0, stride);
+        }
+}
+
+static int tasks_of(const Packed *w, int width) { return (w->n_blocks + width - 1) / width; }
+
+static void run_layer(Walker *walk, int index) {
+    const Step *s = walk->step;
+    const Buffers *f = &s->buffers;
+    const Layer *l = s->model->layers + index, *before = index ? l - 1 : 0;
+    int tokens = s->batch->num_tokens;
+    RUN_PHASE(walk, NORM, tokens, norm_row(s, task, before ? before->after_mlp_norm : 0, l->input_norm));
+    RUN_PHASE(walk, QKV, tasks_of(&l->qkv, 2),
+              product_task(s, &l->qkv, task, 2, STORE, f->normed, f->normed_stride, tokens, f->qkv, 0, f->qkv_stride));
+    RUN_PHASE(walk, ROTATE, tokens, rotate_and_store(s, index, task));
+    RUN_PHASE(walk, ATTEND, f->num_groups * s->model->num_kv_heads, attend(s, index, task));
+    int sandwich = l->after_attention_norm != 0;
+    float *target = sandwich ? f->qkv : f->hidden;
+    long stride = sandwich ? f->qkv_stride : f->hidden_stride;
+    int mode = sandwich ? STORE : ADD;
+    RUN_PHASE(walk, OUT, tasks_of(&l->out, 1),
+              product_task(s, &l->out, task, 1, mode, f->attended, f->query_stride, tokens, target, 0, stride));
+    RUN_PHASE(walk, NORM, tokens, norm_row(s, task, l->after_attention_norm, l->mlp_norm));
+    RUN_PHASE(walk, GATE_UP, tasks_of(&l->gate_up, 3),
+              product_task(s, &l->gate_up, task, 3, GATED, f->normed, f->normed_stride, tokens, 0, f->act, f->act_stride));
+    RUN_PHASE(walk, DOWN, tasks_of(&l->down, 1),
+              product_task(s, &l->down, task, 1, mode, f->act, f->act_stride, tokens, target, 0, stride));
+}
+
+static void final_norm_row(const Step *s, int sample) {
+    const Model *m = s->model;
+    int token = s->batch->sample_tokens[sample];
+    const Layer *last = m->layers + m->num_layers - 1;
+    norm_row(s, token, last->after_mlp_norm, 0);
+    norm_to_bf16(s->buffers.hidden + token * s->buffers.hidden_stride, m->final_norm, m->hidden,
+                 (int)s->buffers.hidden_stride, m->eps, s->buffers.normed + sample * s->buffers.normed_stride);
+}
+
+static void run_step(Pool *pool, uint32_t generation, int thread) {
+    const Step *s = pool->step;
+    Walker walk = {s, pool->phases, generation, thread, thread == 0 ? s->phase_ns : 0};
+    const Batch *b = s->batch;
+    const Model *m = s->model;
+    amx_configure();
+    RUN_PHASE(&walk, EMBED, b->num_tokens, embed(s, task));
+    for (int i = 0; i < m->num_layers; i++) run_layer(&walk, i);
+    RUN_PHASE(&walk, FINAL_NORM, b->num_samples, final_norm_row(s, task));
+    if (b->num_samples)
+        RUN_PHASE(&walk, LM_HEAD, tasks_of(&m->lm_head, 8),
+                  product_task(s, &m->lm_head, task, 8, STORE, s->buffers.normed, s->buffers.normed_stride, b->num_samples,
+                               b->logits, 0, b->logits_stride));
+    RUN_PHASE(&walk, ARGMAX, b->num_samples,
+              b->top_tokens[task] = argmax(b->logits + (long)task * b->logits_stride, m->vocab));
+    amx_release();
+}
+
+// Query tokens of one sequence that follow one another are attended together, so that they share the reads of K and V.
+static void make_groups(Step *s) {
+    const Batch *b = s->batch;
+    int share = s->model->num_heads / s->model->num_kv_heads;
+    int most = share < MAX_QUERY_ROWS ? MAX_QUERY_ROWS / share : 1, count = 0;
+    for (int t = 0; t < b->num_tokens; t++) {
+        if (b->slot_blocks[t] < 0) continue;
+        Group *last = s->buffers.groups + count - 1;
+        if (count && last->count < most && last->first + last->count == t && b->row_of[t] == b->row_of[last->first])
+            last->count++;
+        else
+            s->buffers.groups[count++] = (Group){t, 1};
+    }
+    s->buffers.num_groups = count;
+}
+
+Pool *ww_open(int num_threads) { return amx_allow() ? pool_open(num_threads, run_step) : NULL; }
+void ww_close(Pool *pool) { pool_close(pool); }
+int ww_max_phases(void) { return MAX_PHASES; }
+
+int ww_step(Pool *pool, Step *step) {
+    int phases = 8 * step->model->num_layers + 4;
+    if (phases > MAX_PHASES) return -1;
+    make_groups(step);
+    pool_run(pool, step, phases);
+    return 0;
+}
+
+void ww_pack(const bf16 *source, int k, const int32_t *order, int n_blocks, int k_blocks, bf16 *target) {
+    pack_weights(source, k, order, n_blocks, k_blocks, target);
+}
