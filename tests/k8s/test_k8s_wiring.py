@@ -95,7 +95,7 @@ def test_who_may_talk_to_whom(objects: tuple[Object, ...]) -> None:
         (cleanup, gcs, 6379, True),
         (worker, gcs, 6379, False),
         (worker, index, 6379, True),
-        (head, index, 6379, False),
+        (head, index, 6379, True),
         (stranger, worker, 8000, True),
         (stranger, worker, 9000, True),
         (stranger, worker, 40123, False),
