@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from cluster.api.ids import BlockKey
 from cluster.api.scope import Scope
@@ -208,6 +209,11 @@ class BlockPool:
         return (
             self.num_pinned < self._config.max_pinned_blocks and of_tenant < self._config.max_pinned_blocks_per_tenant
         )
+
+    def count_pinned(self, keys: Sequence[BlockKey]) -> int:
+        """Leading keys of a chain whose blocks are pinned."""
+        blocks = (self.cache.find(key) for key in keys)
+        return sum(1 for _ in takewhile(lambda block: block is not None and block.is_pinned, blocks))
 
     def unpin(self, keys: Sequence[BlockKey]) -> int:
         """Makes pinned blocks evictable again. Pass a chain from first to last; returns how many were pinned."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
 from collections.abc import Callable
 from itertools import compress
@@ -78,6 +79,7 @@ class LLMEngine:
         self._clock = clock
         self._live: dict[RequestId, LiveRequest] = {}
         self._deadlines: list[tuple[float, int, RequestId]] = []  # heap; entries of ended requests are skipped
+        self._next_expiry_s = 0.0 if config.idle_timeout_s is not None else math.inf
         self._num_arrivals = 0
         self._num_sequences = 0
 
@@ -113,7 +115,7 @@ class LLMEngine:
             live = self._live.get(request_id)
             if live is not None and live.arrival == arrival:
                 self._fail(live, DeadlineExceededError("the request's deadline has passed"))
-        if self.config.idle_timeout_s is not None and self.step_id % 256 == 0:
+        if now >= self._next_expiry_s:
             self.expire_idle_blocks()
 
     def _update(self, schedule: Schedule, sampled: list[list[SampledToken]]) -> None:
@@ -307,8 +309,21 @@ class LLMEngine:
         return num_removed
 
     def expire_idle_blocks(self) -> int:
-        assert self.config.idle_timeout_s is not None
-        return self.pool.expire(self._clock() - self.config.idle_timeout_s)
+        """Drops private blocks unused for idle_timeout_s. Steps call it often enough for no hit to come much later;
+        a worker may call it too, so that an idle engine forgets in time. Returns how many blocks went."""
+        if self.config.idle_timeout_s is None:
+            return 0
+        now = self._clock()
+        self._next_expiry_s = now + self.config.idle_timeout_s / 16
+        return self.pool.expire(now - self.config.idle_timeout_s)
+
+    def num_pinned_blocks(self, keys: tuple[BlockKey, ...]) -> int:
+        """How many leading blocks of a warmed chain are held here for good; fewer than asked = over a quota."""
+        return self.pool.count_pinned(keys)
+
+    def unpin(self, keys: tuple[BlockKey, ...]) -> int:
+        """Lets a withdrawn template's blocks be evicted. Returns how many were pinned."""
+        return self.pool.unpin(keys)
 
     def load(self) -> EngineLoad:
         """What the worker's snapshot tells the router."""

@@ -28,6 +28,7 @@ from cluster.api.errors import (
 from cluster.api.output import FinishReason
 from cluster.api.scope import Scope, ScopeFields, ScopeSpan
 from workers.build import EngineParts, build_engine
+from workers.config import Batching
 
 PROMPT = range(10)
 
@@ -298,3 +299,17 @@ def test_the_load_counts_what_is_there() -> None:
     assert load.is_healthy
     assert load.prefill_tokens_per_s > 0
     assert load.decode_step_s > 0
+
+
+def test_a_static_batch_lets_nobody_in_before_all_are_done() -> None:
+    engine = make_engine(batching=Batching.STATIC, max_num_seqs=2)
+    requests = [make_request(range(i * 50, i * 50 + 5), 3 + 4 * (i == 0), user=f"user-{i}") for i in range(3)]
+    for request in requests:
+        engine.add_request(request)
+    batches = []
+    while engine.has_work:
+        outputs = engine.step()
+        batches.append({output.request_id for output in outputs})
+    first_of_third = next(i for i, batch in enumerate(batches) if requests[2].request_id in batch)
+    assert first_of_third > max(i for i, batch in enumerate(batches) if requests[0].request_id in batch)
+    assert not any({requests[2].request_id, requests[0].request_id} <= batch for batch in batches)

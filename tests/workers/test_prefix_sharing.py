@@ -104,7 +104,7 @@ def test_template_blocks_are_written_by_warm_up_alone() -> None:
     assert cached_tokens(engine, template_request("alice")) == 3 * BLOCK_SIZE
     assert cached_tokens(engine, template_request("bob")) == 3 * BLOCK_SIZE
     assert cached_tokens(engine, template_request("carol", tenant="globex")) == 0
-    assert engine.pool.num_pinned == 3
+    assert engine.num_pinned_blocks(template_request().block_keys) == engine.pool.num_pinned == 3
 
 
 def test_pinned_blocks_survive_any_pressure_until_unpinned() -> None:
@@ -114,7 +114,7 @@ def test_pinned_blocks_survive_any_pressure_until_unpinned() -> None:
     for i in range(4):
         run_all(engine, make_request(range(100 * i, 100 * i + 50), 3, user="bob"))
     assert cached_tokens(engine, template_request("alice")) == 3 * BLOCK_SIZE
-    assert engine.pool.unpin(request.block_keys) == 3
+    assert engine.unpin(request.block_keys) == 3
     for i in range(4):
         run_all(engine, make_request(range(100 * i, 100 * i + 50), 3, user="bob"))
     assert cached_tokens(engine, template_request("alice")) == 0
@@ -207,6 +207,16 @@ def test_idle_private_blocks_time_out_and_shared_ones_do_not() -> None:
     assert engine.expire_idle_blocks() == 4
     assert cached_tokens(engine, make_request(range(50, 71), user="bob")) == NUM_FULL
     assert cached_tokens(engine, make_request(PROMPT, spans=shared_variables_spans(2, "alice"))) == 2 * BLOCK_SIZE
+
+
+def test_an_idle_block_is_not_found_even_when_nobody_looked_in_between() -> None:
+    now = 1000.0
+    engine = make_engine(idle_timeout_s=60.0, parts=EngineParts(clock=lambda: now))
+    cached_tokens(engine, make_request(PROMPT))
+    now += 59
+    assert cached_tokens(engine, make_request(PROMPT)) == NUM_FULL
+    now += 61
+    assert cached_tokens(engine, make_request(PROMPT)) == 0
 
 
 def test_events_tell_the_same_story_as_the_cache() -> None:
