@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from cluster.api.ids import new_request_id
 from cluster.http.config import HttpConfig
-from cluster.http.context import CallContext
+from cluster.http.context import CallContext, CallContexts
 from cluster.http.event_stream import EventStream
 from cluster.http.json_body import read_json
 from cluster.http.until_disconnect import run_until_disconnect
@@ -44,6 +44,7 @@ class GenerationRoutes:
     def __init__(self, core: ServingCore, config: HttpConfig) -> None:
         self._core = core
         self._config = config
+        self._contexts = CallContexts(config)
 
     def routes(self) -> list[Route]:
         return [
@@ -52,7 +53,7 @@ class GenerationRoutes:
         ]
 
     async def chat(self, request: Request) -> Response:
-        call = CallContext.of(request, self._config)
+        call = self._contexts.of(request)
         wire = ChatCompletionRequest.parse(await read_json(request, self._config.max_body_bytes))
         group = await start_group(self._core, call, [wire.to_input(call.header_user)])
         head = (f"chatcmpl-{call.request_id}", wire.model, int(time.time()), group.num_choices)
@@ -61,7 +62,7 @@ class GenerationRoutes:
         return await self._answer(call, request, group, ChatReply(*head))
 
     async def complete(self, request: Request) -> Response:
-        call = CallContext.of(request, self._config)
+        call = self._contexts.of(request)
         wire = CompletionRequest.parse(await read_json(request, self._config.max_body_bytes))
         group = await start_group(self._core, call, wire.to_inputs(call.header_user, self._config.max_prompts))
         head = (f"cmpl-{call.request_id}", wire.model, int(time.time()), group.num_choices)

@@ -38,9 +38,7 @@ def parse_json(raw: bytes) -> Any:
         ) from None
     except ValueError as error:
         if isinstance(error, _RefusedJson):
-            raise InvalidRequestError(
-                f"the body is not valid JSON: {error} is no number", code="invalid_json"
-            ) from None
+            raise InvalidRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
         raise InvalidRequestError("the body holds a number with too many digits", code="invalid_json") from None
     if _ESCAPE in raw:
         _check_text(body)

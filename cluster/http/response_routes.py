@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cluster.http.config import HttpConfig
-from cluster.http.context import CallContext
+from cluster.http.context import CallContexts
 from cluster.http.event_stream import EventStream
 from cluster.http.generation_routes import collect, start_group, stream_events
 from cluster.http.json_body import read_json
@@ -25,12 +25,13 @@ class ResponseRoutes:
     def __init__(self, core: ServingCore, config: HttpConfig) -> None:
         self._core = core
         self._config = config
+        self._contexts = CallContexts(config)
 
     def routes(self) -> list[Route]:
         return [Route("/v1/responses", self.create, methods=["POST"])]
 
     async def create(self, request: Request) -> Response:
-        call = CallContext.of(request, self._config)
+        call = self._contexts.of(request)
         wire = ResponsesRequest.parse(await read_json(request, self._config.max_body_bytes))
         group = await start_group(self._core, call, [wire.to_input(call.header_user)])
         reply = ResponseReply(call.request_id, wire, int(time.time()))

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from cluster.api.errors import InvalidRequestError
 from cluster.http.config import HttpConfig
-from cluster.http.context import CallContext
+from cluster.http.context import CallContexts
 from cluster.http.json_body import read_json
 from cluster.openai.json_text import to_json_bytes
 from cluster.openai.tokenize_wire import DetokenizeRequest, TokenizeRequest
@@ -19,6 +19,7 @@ class TokenRoutes:
     def __init__(self, core: ServingCore, config: HttpConfig) -> None:
         self._core = core
         self._config = config
+        self._contexts = CallContexts(config)
 
     def routes(self) -> list[Route]:
         routes = []
@@ -28,7 +29,7 @@ class TokenRoutes:
         return routes
 
     async def tokenize(self, request: Request) -> Response:
-        call = CallContext.of(request, self._config)
+        call = self._contexts.of(request)
         wire = TokenizeRequest.parse(await read_json(request, self._config.max_body_bytes))
         caller = wire.caller_fields(call.header_user)
         prompt = await self._core.tokenize(call.principal, wire.model, wire.prompt_input(), caller)

@@ -28,6 +28,8 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (None,),
     "kv_transfer_params": (None,),
     "store": _OFF,
+    "service_tier": (None, "auto", "default"),
+    "priority": (None, 0),
     "return_token_ids": _OFF,
     "return_tokens_as_token_ids": _OFF,
 }

@@ -28,6 +28,7 @@ _EXPECTED = {
     "model_attributes_type": "an object",
     "finite_number": "a finite number",
 }
+_MAX_PATH_CHARS = 80
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
 
 
@@ -131,11 +132,11 @@ def parse_body(kind: type[WireModel], body: Mapping[str, Any]) -> WireModel:
 
 
 def field_path(location: tuple[int | str, ...]) -> str:
-    """("messages", 0, "role") -> "messages[0].role"."""
+    """("messages", 0, "role") -> "messages[0].role". Cut short: names inside an object are the caller's own text."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path
+    return path if len(path) <= _MAX_PATH_CHARS else path[:_MAX_PATH_CHARS] + "…"
 
 
 def json_name(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from prompt_rig import installed_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cluster.serving.token_table import TokenTable
@@ -90,3 +91,13 @@ def test_a_decoder_without_bytes_is_refused_by_name() -> None:
     tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(ValueError, match="WordPiece"):
         TokenTable.from_tokenizer(tokenizer)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_installed_models_tokens_decode_as_its_tokenizer_does(text: str) -> None:
+    tokenizer = installed_tokenizer().backend
+    table = TokenTable.from_tokenizer(tokenizer)
+    ids = tokenizer.encode(f"<|im_start|>{text}<|im_end|>", add_special_tokens=False).ids
+    for skip in (False, True):
+        assert table.decode(ids, skip_special_tokens=skip) == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert len(table) == tokenizer.get_vocab_size(with_added_tokens=True)
