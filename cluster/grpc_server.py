@@ -35,6 +35,8 @@ class GrpcServerConfig:
     max_request_bytes: int = 8 << 20
     request_timeout_s: float = 600.0
     readiness_period_s: float = 1.0
+    # A connection stays with one replica for as long as it lives; renewing it spreads callers over new replicas.
+    max_connection_age_s: float = 900.0
     debug_metadata: bool = False
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class GrpcServerConfig:
             raise ValueError(f"port is {self.port}, must be in [0, 65535]")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file are needed together")
-        for name in ("max_request_bytes", "request_timeout_s", "readiness_period_s"):
+        for name in ("max_request_bytes", "request_timeout_s", "readiness_period_s", "max_connection_age_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be positive")
 
@@ -93,6 +95,9 @@ def _options(config: GrpcServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 1 if config.port else 0),
         ("grpc.max_receive_message_length", config.max_request_bytes),
+        # An old connection takes no new calls; those that run on it may end.
+        ("grpc.max_connection_age_ms", int(config.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(config.request_timeout_s * 1000) + 1000),
         # Finds callers that vanished without a word, so that their requests are aborted.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),

@@ -65,7 +65,8 @@ def read_prompt(prompt: pb.Prompt) -> PromptInput:
     if kind == "chat":
         return _read_chat(prompt.chat)
     if kind == "text":
-        return TextInput(prompt.text)
+        add_special_tokens = prompt.add_special_tokens if prompt.HasField("add_special_tokens") else True
+        return TextInput(prompt.text, add_special_tokens=add_special_tokens)
     if kind == "token_ids":
         return TokensInput(tuple(prompt.token_ids.ids))
     raise InvalidRequestError("prompt is not set: give one of chat, text and token_ids", param="prompt")
@@ -110,7 +111,7 @@ def _read_chat(chat: pb.Chat) -> ChatInput:
     return ChatInput(
         messages=[_read_message(message) for message in chat.messages],
         prompt_ref=prompt_ref,
-        template_kwargs=_read_struct(chat.template_kwargs, "template_kwargs"),
+        template_kwargs=_read_struct(chat.chat_template_kwargs, "chat_template_kwargs"),
     )
 
 

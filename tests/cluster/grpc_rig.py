@@ -35,18 +35,20 @@ class BytePrompts:
 
     def __init__(self) -> None:
         self.prompt_refs: list[PromptRef | None] = []
+        self.special_tokens: list[bool] = []
 
     def chat(
         self,
         identity: CallerIdentity,
         messages: Sequence[Mapping[str, Any]],
+        *,
         prompt_ref: PromptRef | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
     ) -> BuiltPrompt:
         self.prompt_refs.append(prompt_ref)
         return self.text(identity, "".join(f"{message['role']}: {message['content']}\n" for message in messages))
 
-    def text(self, identity: CallerIdentity, text: str) -> BuiltPrompt:
+    def text(self, identity: CallerIdentity, text: str, *, add_special_tokens: bool = True) -> BuiltPrompt:
+        self.special_tokens.append(add_special_tokens)
         return self.tokens(identity, tuple(text.encode()))
 
     def tokens(self, identity: CallerIdentity, token_ids: Sequence[int]) -> BuiltPrompt:

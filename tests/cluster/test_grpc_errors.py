@@ -118,6 +118,15 @@ async def test_a_number_that_is_none_in_prompt_variables_is_refused() -> None:
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_what_is_not_built_is_refused_and_not_ignored() -> None:
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
+    chat.chat_template_kwargs.update({"enable_thinking": True})
+    async with front_door() as rig:
+        error = await failure(rig.stub.Generate(pb.GenerateRequest(model="bytes", prompt=pb.Prompt(chat=chat))))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert metadata_of(error)["watchword-error-param"] == "chat_template_kwargs"
+
+
 @pytest.mark.parametrize(
     "data", [b"\xff\xff\xff", b"\x0a\x02\xff\xfe", b"\x0a\x03\xed\xa0\x80"], ids=["noise", "latin", "surrogate"]
 )

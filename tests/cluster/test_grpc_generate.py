@@ -110,6 +110,13 @@ async def test_prompts_of_each_kind(prompt: pb.Prompt, expected: tuple[int, ...]
         assert rig.backend.requests[0].prompt_token_ids == expected
 
 
+async def test_special_tokens_of_a_text_can_be_left_out() -> None:
+    async with front_door() as rig:
+        for prompt in (pb.Prompt(text="a"), pb.Prompt(text="a", add_special_tokens=False)):
+            await rig.stub.Tokenize(pb.TokenizeRequest(model="bytes", prompt=prompt))
+        assert rig.prompts.special_tokens == [True, False]
+
+
 async def test_a_prompt_template_is_named_with_its_variables() -> None:
     ref = pb.PromptRef(id="support", version="3")
     ref.variables.update({"name": "Ada", "age": 36, "height": 1.5, "tags": ["a", None, True], "more": {"deep": 1}})

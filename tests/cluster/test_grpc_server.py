@@ -119,6 +119,15 @@ async def test_stop_ends_what_outlives_the_grace() -> None:
         await until(lambda: rig.backend.num_open == 0)
 
 
+async def test_an_old_connection_is_renewed_without_breaking_a_stream() -> None:
+    config = GrpcServerConfig(max_connection_age_s=0.3)
+    async with front_door(ScriptedBackend(answer="x" * 60, step_s=0.02), config=config) as rig:
+        text, _ = await collect(rig.stub.Generate(ask()))
+        assert text == "x" * 60
+        text, _ = await collect(rig.stub.Generate(ask(), wait_for_ready=True))
+        assert text == "x" * 60
+
+
 async def test_two_replicas_share_a_port() -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
