@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -101,6 +102,8 @@ class EmbeddedRedis:
         finally:
             started.set()
         while self._process is not None:
+            if self._stopping.is_set():  # stop() may have come while the server was being started
+                self._process.terminate()
             self._process.wait()
             if self._stopping.is_set() or not self._supervise:
                 return
@@ -114,6 +117,12 @@ class EmbeddedRedis:
                     logger.warning("embedded Redis: %s", error)
 
     def _spawn(self) -> None:
+        try:
+            self._spawn_and_await()
+        except OSError as error:
+            raise EmbeddedRedisError(f"{self._binary} cannot be started: {error}") from error
+
+    def _spawn_and_await(self) -> None:
         with tempfile.TemporaryFile() as output:  # not a pipe: nobody would read it, and it would fill
             process = subprocess.Popen(
                 [str(self._binary), "-"],
@@ -125,8 +134,9 @@ class EmbeddedRedis:
             )
             self._process = process
             assert process.stdin is not None
-            process.stdin.write(self._config().encode())
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it ended already: what it said is read below
+                process.stdin.write(self._config().encode())
+                process.stdin.close()
             self._await_ready(process, output)
 
     def _config(self) -> str:

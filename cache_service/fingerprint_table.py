@@ -125,7 +125,7 @@ class FingerprintTable:
         if len(self) + num_new > MAX_LOAD * self._current.capacity:
             if self._previous is not None:
                 self._move(self._previous.capacity)
-            self._start_move(2 * len(self) + num_new)
+            self._start_move(max(2 * self._current.overflowed.size, _num_buckets(len(self) + num_new)))
 
     def put(self, prints: Fingerprints, values: Values) -> None:
         """Sets the values of distinct fingerprints; 0 erases. `reserve` comes before."""
@@ -144,7 +144,7 @@ class FingerprintTable:
     def compact(self) -> None:
         """Begins to move everything to a new table, if that is not under way, so that refused entries go."""
         if self._previous is None:
-            self._start_move(len(self))
+            self._start_move(_num_buckets(len(self)))
 
     def items(self) -> Iterator[tuple[Fingerprints, Values]]:
         for table in self._tables():
@@ -154,8 +154,8 @@ class FingerprintTable:
     def _tables(self) -> tuple[_Buckets, ...]:
         return (self._current,) if self._previous is None else (self._current, self._previous)
 
-    def _start_move(self, expected: int) -> None:
-        self._previous, self._current = self._current, _Buckets(_num_buckets(expected))
+    def _start_move(self, num_buckets: int) -> None:
+        self._previous, self._current = self._current, _Buckets(num_buckets)
         self._next_to_move = 0
 
     def _move(self, num_buckets: int) -> None:

@@ -65,6 +65,7 @@ class IndexFollower:
         self._last_id = "0-0"
         self._seen: IndexStatus | None = None
         self._next_check = 0.0
+        self._to_read: set[WorkerId] = set()  # said in the stream to have stored a snapshot
         self._gaps: dict[WorkerId, float] = {}  # since when
         self._absent: dict[WorkerId, float] = {}  # since when a worker has no valid lease
 
@@ -120,6 +121,7 @@ class IndexFollower:
                 self._index.expect_epoch(entry.worker_id, entry.epoch)
                 self._index.apply_snapshot(entry)
             case SnapshotStored():
+                self._to_read.add(entry.worker_id)
                 self._next_check = 0.0
             case WorkerDropped():
                 position = self._index.position(entry.worker_id)
@@ -145,9 +147,9 @@ class IndexFollower:
         if before is None or self._is_another_story(before, status):
             self.counters.bootstraps += 1
             self._last_id = status.last_id
-            await self._read_stored(status, self._behind(status, status))
-        else:
-            await self._read_stored(status, self._behind(before, status))
+            before = status
+        await self._read_stored(status, self._behind(before, status))
+        self._to_read.clear()
         self._drop_absent(status)
         self._next_check = time.monotonic() + CHECK_PERIOD_S
 
@@ -162,7 +164,8 @@ class IndexFollower:
             position = self._index.position(worker_id)
             old = before.workers.get(worker_id)
             reached = old.sequence if old is not None and old.epoch == record.epoch else 0
-            if worker_id in self._gaps or position is None or position[0] != record.epoch or position[1] < reached:
+            is_asked_for = worker_id in self._gaps or worker_id in self._to_read
+            if is_asked_for or position is None or position[0] != record.epoch or position[1] < reached:
                 behind.append(worker_id)
         return behind
 

@@ -12,6 +12,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from cache_service.event_codec import SnapshotStored, check_names
 from cache_service.events import AllBlocksCleared, EventBatch, Snapshot
@@ -106,8 +107,9 @@ class IndexPublisher:
             if len(self._queue) >= MAX_QUEUED_BATCHES:
                 self._queue.clear()  # the gap in the sequence is noticed and asks for a snapshot
             self._queue.append(item)
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake.set)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: the worker is ending
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     async def _publish_forever(self) -> None:
         failures = 0

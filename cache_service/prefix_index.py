@@ -180,7 +180,11 @@ class InMemoryPrefixIndex:
             owners = [masks[number] for number in self._table.get(prints).tolist()]
             if self._speculation:
                 owners = self._speculation.extend(prints.tolist(), owners)
+            last = None
             for depth, mask in enumerate(owners, start):
+                if mask is last:  # runs of blocks with the same owners are the rule
+                    continue
+                last = mask
                 if alive & ~mask and depth:
                     self._note(matched, alive & ~mask, depth)
                 alive &= mask

@@ -113,6 +113,7 @@ class GuardedRedis:
         self.breaker = breaker or CircuitBreaker()
         self._client = connect(url, self.limits)
         self._tasks: set[asyncio.Task[list[Any]]] = set()
+        self._too_late: set[asyncio.Task[list[Any]]] = set()  # already counted as failures
 
     @property
     def num_in_flight(self) -> int:
@@ -130,6 +131,7 @@ class GuardedRedis:
         # Unlike wait_for, wait leaves the task alone when this caller is cancelled or the time is over.
         done, _ = await asyncio.wait({task}, timeout=deadline_s or self.limits.deadline_s)
         if not done:
+            self._too_late.add(task)
             self.breaker.failed()
             raise RedisUnavailableError("the index did not answer in time")
         error = task.exception()
@@ -160,7 +162,10 @@ class GuardedRedis:
 
     def _finished(self, task: asyncio.Task[list[Any]]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() or task.exception() is not None:
+        is_failure = task.cancelled() or task.exception() is not None
+        if task in self._too_late:
+            self._too_late.remove(task)
+        elif is_failure:
             self.breaker.failed()
         else:
             self.breaker.succeeded()

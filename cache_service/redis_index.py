@@ -16,13 +16,14 @@ from cache_service import redis_scripts as scripts
 from cache_service.event_codec import SnapshotStored, WorkerDropped, check_names, encode
 from cache_service.events import EventBatch, Snapshot
 from cache_service.fingerprints import FINGERPRINT_BYTES, net_effect
-from cache_service.redis_client import Command, GuardedRedis
+from cache_service.redis_client import Command, GuardedRedis, RedisUnavailableError
 from cluster.api.ids import BlockKey, WorkerId
 
 # One script call blocks Redis for about 2 ms with this many fingerprints.
 PRINTS_PER_CALL = 512
 BUCKETS_PER_DUMP = 64
 UNCOMMITTED_SLOT_MS = 600_000
+SLOT_END = 1 << 32
 
 
 class FencedError(Exception):
@@ -112,7 +113,10 @@ class RedisIndex:
         )[0]
         if reply[0] != b"OK":
             raise FencedError
-        return int(reply[1])
+        slot = int(reply[1])
+        if not 0 <= slot < SLOT_END:
+            raise RedisUnavailableError("the index has no valid slot to give")
+        return slot
 
     async def fill(self, slot: int, stored: Sequence[bytes], removed: Sequence[bytes] = ()) -> None:
         """Adds the slot to the owners of `stored` and takes it from those of `removed` (disjoint fingerprints)."""
@@ -287,6 +291,8 @@ def _parse_workers(flat: list[bytes]) -> dict[WorkerId, WorkerRecord]:
         parts = text.decode(errors="replace").split(":")
         if len(parts) == 5 and all(part.isdecimal() and len(part) < 20 for part in parts[1:]):
             epoch, slot, sequence, _, expires = parts
+            if int(slot) >= SLOT_END:
+                continue
             workers[WorkerId(name.decode(errors="replace"))] = WorkerRecord(
                 epoch, int(slot), int(sequence), int(expires)
             )
@@ -295,8 +301,9 @@ def _parse_workers(flat: list[bytes]) -> dict[WorkerId, WorkerRecord]:
 
 def _parse_status(reply: list) -> IndexStatus:
     now, flat, incarnation, run_id, last_id, due = reply
-    slots = tuple(int(slot) for slot in due if slot.isdigit())
-    return IndexStatus(int(now), _parse_workers(flat), incarnation.decode(), run_id.decode(), last_id.decode(), slots)
+    slots = tuple(int(slot) for slot in due if slot.isdigit() and int(slot) < SLOT_END)
+    story, run = incarnation.decode(errors="replace"), run_id.decode(errors="replace")
+    return IndexStatus(int(now), _parse_workers(flat), story, run, last_id.decode(), slots)
 
 
 def _streams(reply: list | None) -> list:

@@ -37,6 +37,10 @@ local function bucket(f)
   if i < split then i = h % (2 * size) end
   return prefix .. string.format('%d', i)
 end
+local function listed(owners)
+  local count = math.min(math.floor(#owners / 4), 255)
+  return string.char(count) .. string.sub(owners, 1, 4 * count)
+end
 local function find(owners, slot)
   for i = 1, #owners, 4 do
     if string.sub(owners, i, i + 3) == slot then return i end
@@ -107,8 +111,7 @@ for i = 1, #wanted, 8 do
   local f = string.sub(wanted, i, i + 7)
   local owners = redis.call('HGET', bucket(f), f)
   if not owners then break end
-  owners = string.sub(owners, 1, 1020)
-  found[#found + 1] = string.char(math.floor(#owners / 4)) .. owners
+  found[#found + 1] = listed(owners)
 end
 return table.concat(found)
 """
@@ -124,10 +127,7 @@ local last = math.min(first + tonumber(ARGV[3]), size + split) - 1
 for i = first, last do
   local all = redis.call('HGETALL', prefix .. string.format('%d', i))
   for j = 1, #all, 2 do
-    local owners = string.sub(all[j + 1], 1, 1020)
-    if #all[j] == 8 then
-      out[#out + 1] = all[j] .. string.char(math.floor(#owners / 4)) .. owners
-    end
+    if #all[j] == 8 then out[#out + 1] = all[j] .. listed(all[j + 1]) end
   end
 end
 return {size + split, table.concat(out)}

@@ -130,6 +130,11 @@ def test_a_server_that_does_not_start_says_why_without_its_password(tmp_path: Pa
     assert "requirepass ***" in str(failure.value)
 
 
+def test_a_binary_that_cannot_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddedRedisError, match="cannot be started"):
+        EmbeddedRedis(binary=tmp_path / "absent").start()
+
+
 @pytest.mark.parametrize("megabytes", [0, 15, 2_000_000])
 def test_memory_out_of_range_is_refused(megabytes: int) -> None:
     with pytest.raises(ValueError, match=f"max_memory_mb is {megabytes}, allowed are 16 to 1048576"):

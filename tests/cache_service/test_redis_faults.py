@@ -18,6 +18,7 @@ from cache_service.embedded import EmbeddedRedis
 from cache_service.events import EventBatch
 from cache_service.redis_client import GuardedRedis, RedisLimits, RedisUnavailableError
 from cache_service.redis_index import IndexSettings, RedisIndex
+from cache_service.sweeper import Sweeper
 from cluster.api.ids import WorkerId
 
 A, B = WorkerId("worker-a"), WorkerId("worker-b")
@@ -125,6 +126,8 @@ async def test_a_slow_redis_costs_no_more_than_the_deadline(redis_server: Embedd
             waits.append(time.perf_counter() - begin)
         assert waits[0] >= 0.019, "the first call waits for its deadline"
         assert sorted(waits)[len(waits) // 2] < 0.005, "once the circuit is open nobody waits"
+        await eventually(lambda: slow.num_in_flight == 0)
+        assert slow.breaker.is_open, "answers that come too late are no sign of health"
         await slow.aclose()
 
 
@@ -257,7 +260,11 @@ async def test_whoever_writes_redis_can_misroute_only(redis_server: EmbeddedRedi
         [("HSET", f"{tag}:workers", "ghost", "not:a:record", "\udcff".encode("utf-8", "surrogateescape"), "1")]
     )
     await redis.run([("HSET", f"{tag}:b:3", b"short", b"odd", b"8 bytes!", b"12345")])
+    await redis.run([("ZADD", f"{tag}:dead", 0, "no slot", 0, str(2**40))])
+    await redis.run([("HSET", f"{tag}:workers", "giant", f"e:{2**40}:1:1:{2**50}")])
     assert set(await harness.reader.match(keys(1, 2, 50))) <= {A, B}
+    assert await harness.reader.keys(B) >= prints(50)
+    await Sweeper(harness.reader).sweep_once()
     await harness.apply(EventBatch(A, "e1", 2, (stored(3),)))
     assert await harness.match(keys(1, 2, 3)) == {A: 3}, "the follower went on"
     assert harness.follower.counters.malformed_entries >= 90
