@@ -8,6 +8,7 @@ import typer
 
 from cluster.api.errors import WatchwordError
 from cluster.commands.bench import bench
+from cluster.commands.bench_peers import bench_peers
 from cluster.commands.keys import keys_app
 from cluster.commands.serve import serve
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(bench)
+app.command("bench-peers")(bench_peers)
 app.add_typer(keys_app, name="keys")
 
 

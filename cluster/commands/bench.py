@@ -37,7 +37,18 @@ def bench(
         raise typer.BadParameter(f"{workload!r} is not one of A, B, C, W", param_hint="--workload")
     seed = seed or secrets.token_hex(4)
     base_url = url.rstrip("/").removesuffix("/v1") + "/v1"
-    summary = asyncio.run(_run(name, base_url, api_key, model, users, concurrency, seed, templates))  # type: ignore[arg-type]
+    summary = asyncio.run(
+        measure(
+            name,  # type: ignore[arg-type]  # one of the four, as just checked
+            base_url,
+            api_key,
+            users=users,
+            seed=seed,
+            templates=templates,
+            model=model,
+            concurrency=concurrency,
+        )
+    )
     print_summary(console, summary)
     if json_file is not None:
         json_file.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -45,16 +56,18 @@ def bench(
         raise typer.Exit(1)
 
 
-async def _run(
+async def measure(
     name: WorkloadName,
     base_url: str,
     api_key: str | None,
-    model: str | None,
+    *,
     users: int,
-    concurrency: int,
     seed: str,
-    templates: bool,
+    templates: bool = False,
+    model: str | None = None,
+    concurrency: int = 0,
 ) -> dict[str, Any]:
+    """Runs one workload and returns its figures (cluster/bench/report.py). `base_url` ends in /v1."""
     model = model or await _first_model(base_url, api_key)
     conversations = build_workload(name, seed, users)
     registered = await _register(base_url, api_key, conversations, seed) if templates else {}
