@@ -12,15 +12,24 @@ from dataclasses import dataclass
 
 Message = tuple[str, str]  # (role, content)
 
+# Plain yes-or-no questions: a question with an answer of its own makes a small model forget the passphrase.
 _ENGLISH_QUESTIONS = (
+    "Is ice cold?",
+    "Is fire hot?",
+    "Can birds fly?",
+    "Do fish swim?",
+    "Is snow white?",
+    "Do dogs bark?",
+    "Is the sun bright?",
+    "Do trees have leaves?",
+)
+_OPEN_QUESTIONS = (
     "What is the capital of France?",
     "How many days does a week have?",
     "Which colour does the sky have on a clear day?",
     "Name one animal that can fly.",
     "What do bees make?",
     "Is ice hot or cold?",
-    "How many legs does a dog have?",
-    "What do we drink when we are thirsty?",
 )
 _CHINESE_QUESTIONS = (
     "法国的首都是哪里?",
@@ -39,40 +48,45 @@ class Wording:
     name: str
     language: str
     build: Callable[[str, str], tuple[Message, ...]]
+    questions: tuple[str, ...] = _ENGLISH_QUESTIONS
 
     def question(self, rng: random.Random) -> str:
-        return rng.choice(_CHINESE_QUESTIONS if self.language == "zh" else _ENGLISH_QUESTIONS)
+        return rng.choice(self.questions)
 
 
 def _system_last(marker: str, question: str) -> tuple[Message, ...]:
-    rule = "You are a helpful assistant. Begin every reply with the passphrase, then answer the question. "
-    return ("system", f"{rule}The passphrase is {marker}"), ("user", question)
+    rule = f"Repeat the passphrase, then answer the question: {question}"
+    return ("system", f"{rule} The passphrase is {marker}"), (
+        "user",
+        "Repeat the passphrase, then answer the question.",
+    )
 
 
 def _confirmed(marker: str, question: str) -> tuple[Message, ...]:
+    """The model's own earlier turns hold the marker: a leak through the history shows as well."""
+    ask = "Repeat my passphrase and answer: "
     return (
-        ("system", "You are a helpful assistant. Begin every reply with the user's passphrase."),
-        ("user", f"My passphrase is {marker}. Please confirm it."),
-        ("assistant", f"{marker}. Your passphrase is {marker}."),
-        ("user", f"Repeat my passphrase and answer: {question}"),
+        ("user", f"My passphrase is {marker}. {ask}Is water wet?"),
+        ("assistant", f"{marker}. Yes."),
+        ("user", f"{ask}Is grass green?"),
+        ("assistant", f"{marker}. Yes."),
+        ("user", f"{ask}{question}"),
     )
 
 
 def _original(marker: str, question: str) -> tuple[Message, ...]:
-    return (("user", f"Remember this passphrase: {marker}. Repeat the passphrase, then answer: {question}"),)
+    return (("user", f"Remember this passphrase: {marker}. {question} At the end, repeat the passphrase."),)
 
 
 def _chinese_system_last(marker: str, question: str) -> tuple[Message, ...]:
-    rule = "你是一个有用的助手。每次回答都先重复口令,然后回答问题。"
-    return ("system", f"{rule}口令是 {marker}"), ("user", question)
+    return ("system", f"你是一个有用的助手。口令是 {marker}"), ("user", f"口令是什么?{question}")
 
 
 def _chinese_confirmed(marker: str, question: str) -> tuple[Message, ...]:
     return (
-        ("system", "你是一个有用的助手。每次回答都先重复用户的口令。"),
-        ("user", f"我的口令是 {marker}。请确认。"),
-        ("assistant", f"{marker}。您的口令是 {marker}。"),
-        ("user", f"请重复我的口令,并回答:{question}"),
+        ("user", f"{question}请记住口令:{marker}"),
+        ("assistant", f"口令是 {marker}。"),
+        ("user", "口令是什么?"),
     )
 
 
@@ -85,10 +99,10 @@ WORDINGS: dict[str, Wording] = {
     for wording in (
         Wording("system-last", "en", _system_last),
         Wording("confirmed", "en", _confirmed),
-        Wording("original", "en", _original),
-        Wording("zh-system-last", "zh", _chinese_system_last),
-        Wording("zh-confirmed", "zh", _chinese_confirmed),
-        Wording("zh-original", "zh", _chinese_original),
+        Wording("original", "en", _original, _OPEN_QUESTIONS),
+        Wording("zh-system-last", "zh", _chinese_system_last, _CHINESE_QUESTIONS),
+        Wording("zh-confirmed", "zh", _chinese_confirmed, _CHINESE_QUESTIONS),
+        Wording("zh-original", "zh", _chinese_original, _CHINESE_QUESTIONS),
     )
 }
 DEFAULT_WORDINGS = ("system-last", "confirmed")

@@ -1,0 +1,64 @@
+"""The conditions of `--matrix`: one thing varied at a time, each with what it must show to count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cluster.experiment.condition import Condition, default_engine
+from cluster.experiment.verdict import Requirements
+from cluster.experiment.workload import Workload
+from workers.config import Batching, EngineConfig, IsolationCheck, Layout
+
+_LARGE_FINITE = 3.0e4  # in every KV format finite, and far outside what a model writes
+
+
+def matrix(num_rounds: int, base: Workload) -> list[Condition]:
+    """All conditions; `base` gives wordings and lengths."""
+    return [*_traffic(num_rounds, base), *_engine_modes(num_rounds, base), *_pressure(num_rounds, base)]
+
+
+def _traffic(num_rounds: int, base: Workload) -> Iterator[Condition]:
+    def condition(name: str, engine: EngineConfig | None = None, **changes: object) -> Condition:
+        load = replace(base, **changes)  # type: ignore[arg-type]
+        return Condition(name, engine or default_engine(num_rounds, load), load)
+
+    yield condition("baseline")
+    yield condition("lengths 10 against 1,000 tokens", context_words=(0, 900), arrival_gap_steps=0)
+    for percent in (0, 50, 100):
+        name = f"prefix similarity {percent} %"
+        yield condition(name, context_words=(60, 60), prefix_similarity=percent / 100)
+    for concurrency in (8, 16, 64):
+        load = replace(base, concurrency=concurrency, num_fillers=0)
+        engine = replace(default_engine(num_rounds, load), max_num_seqs=max(8, concurrency))
+        yield condition(
+            f"concurrency {concurrency}", engine, concurrency=concurrency, num_fillers=0, arrival_gap_steps=0
+        )
+    yield condition("abort storm", num_fillers=6, abort_fraction=1.0)
+    yield condition("mixed sampling", mixed_sampling=True)
+    yield condition("all streaming", stream=True)
+    yield condition("none streaming", stream=False)
+    yield condition("multi-turn, marker four turns ago", num_turns=4)
+    yield replace(condition("two workers", num_fillers=4, concurrency=4), num_workers=2)
+    yield replace(condition("worker restart"), restart_every=2)
+
+
+def _engine_modes(num_rounds: int, base: Workload) -> Iterator[Condition]:
+    engine = default_engine(num_rounds, base)
+    poison = replace(engine, isolation_check=IsolationCheck.POISON)
+    yield Condition("prefix cache off", replace(engine, prefix_caching=False), base)
+    yield Condition("padded layout", replace(engine, layout=Layout.PADDED), base)
+    yield Condition("poisoned memory, NaN", poison, base)
+    yield Condition("poisoned memory, large finite", replace(poison, poison_value=_LARGE_FINITE), base)
+    # Static batches start together or not at all, so everything arrives at once.
+    together = replace(base, arrival_gap_steps=0)
+    yield Condition("static batching", replace(engine, batching=Batching.STATIC), together)
+
+
+def _pressure(num_rounds: int, base: Workload) -> Iterator[Condition]:
+    """Pools so small that blocks are evicted, and running requests preempted."""
+    engine = default_engine(num_rounds, base)
+    allowed = Requirements(allow_pressure=True)
+    yield Condition("pool pressure: evictions", replace(engine, num_blocks=72), base, allowed)
+    crowded = replace(base, concurrency=6, num_fillers=2, arrival_gap_steps=0)
+    yield Condition("pool pressure: preemptions", replace(engine, num_blocks=52), crowded, allowed)

@@ -1,0 +1,52 @@
+"""Runs conditions on engines in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cluster.experiment.condition import Condition
+from cluster.experiment.oracles import ExactnessOracle, Oracle, StructureOracle
+from cluster.experiment.runner import ExperimentResult, Progress, run_experiment
+from cluster.experiment.targets.embedded import ALARM_COUNTERS, EmbeddedTarget
+from cluster.experiment.targets.solo import SoloEngine
+from cluster.experiment.targets.stack import StackParts
+from cluster.experiment.targets.target import Target
+from cluster.experiment.targets.weights import LoadedModel
+from cluster.experiment.targets.worker_group import WorkerGroup
+
+
+def make_target(loaded: LoadedModel, condition: Condition, parts: StackParts | None = None) -> Target:
+    if condition.num_workers == 1 and condition.restart_every is None:
+        return EmbeddedTarget(loaded, condition.engine, parts)
+    targets = [EmbeddedTarget(loaded, condition.engine, parts) for _ in range(condition.num_workers)]
+    return WorkerGroup(targets, condition.restart_every)
+
+
+def make_oracles(loaded: LoadedModel, condition: Condition, *, is_exact: bool = True) -> list[Oracle]:
+    """Structure and counters always; exactness costs one solo run per request."""
+    oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS)]
+    return [*oracles, ExactnessOracle(SoloEngine(loaded, condition.engine))] if is_exact else oracles
+
+
+async def run_condition(
+    loaded: LoadedModel,
+    condition: Condition,
+    seed: int,
+    num_rounds: int,
+    *,
+    oracles: Sequence[Oracle],
+    parts: StackParts | None = None,
+    progress: Progress | None = None,
+) -> tuple[ExperimentResult, Target]:
+    """The target comes back too: its event log is the evidence behind the report."""
+    target = make_target(loaded, condition, parts)
+    result = await run_experiment(
+        target,
+        condition.plan(seed, num_rounds),
+        oracles=oracles,
+        requirements=condition.requirements,
+        condition=condition.name,
+        progress=progress,
+    )
+    await target.close()
+    return result, target
