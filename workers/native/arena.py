@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import torch
@@ -15,10 +16,8 @@ def huge_zeros(num_bytes: int) -> torch.Tensor:
     size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE
     memory = mmap.mmap(-1, size + _HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without them: slower, not wrong
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them: slower, not wrong
-            pass
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     skip = -whole.data_ptr() % _HUGE_PAGE
     return whole[skip : skip + num_bytes]

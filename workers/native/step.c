@@ -33,34 +33,49 @@ static int64_t now_ns(void) {
         if ((walker)->times) (walker)->times[kind] += now_ns() - begin_;                       \
     } while (0)
 
-static void finish_block(const Step *s, const Packed *w, int mode, int n_block, const float *block, int rows, float *out,
-                         bf16 *act, long stride) {
+// Where a product's outputs go: float32 set or added to, or the gated activation in bfloat16.
+typedef struct {
+    int mode;
+    float *out;
+    bf16 *act;
+    long stride;
+} Target;
+
+// block: [rows][block_stride] sums of the 32 columns of n_block.
+static void finish_block(const Step *s, const Packed *w, Target to, int n_block, const float *block, int block_stride,
+                         int first_row, int rows) {
     int column = n_block * BLOCK_N;
-    for (int r = 0; r < rows; r++, block += BLOCK_N) {
+    for (int r = 0; r < rows; r++, block += block_stride) {
         F16 left = f16_load(block), right = f16_load(block + 16);
-        if (mode == GATED) {
+        if (to.mode == GATED) {
             F16 gate = s->model->gelu ? f16_gelu_tanh(left) : f16_silu(left);
-            bf16_store(act + r * stride + n_block * 16, gate * right);
+            bf16_store(to.act + (first_row + r) * to.stride + n_block * 16, gate * right);
             continue;
         }
         if (w->bias) left += f16_load(w->bias + column), right += f16_load(w->bias + column + 16);
-        float *target = out + r * stride + column;
-        if (mode == ADD) left += f16_load(target), right += f16_load(target + 16);
+        float *target = to.out + (first_row + r) * to.stride + column;
+        if (to.mode == ADD) left += f16_load(target), right += f16_load(target + 16);
         f16_store(target, left);
         f16_store(target + 16, right);
     }
 }
 
 // One task of a product: `width` column blocks, all rows.
-static void product_task(const Step *s, const Packed *w, int task, int width, int mode, const bf16 *a, long a_stride,
-                         int rows, float *out, bf16 *act, long stride) {
-    _Alignas(64) float block[BLOCK_M * BLOCK_N];
-    int end = (task + 1) * width < w->n_blocks ? (task + 1) * width : w->n_blocks;
-    for (int n = task * width; n < end; n++)
-        for (int at = 0; at < rows; at += BLOCK_M) {
-            int count = rows - at < BLOCK_M ? rows - at : BLOCK_M;
-            block_product(w, n, a + at * a_stride, a_stride, count, block);
-            finish_block(s, w, mode, n, block, count, out ? out + at * stride : 0, act ? act + at * stride : 0, stride);
+static void product_task(const Step *s, const Packed *w, int task, int width, const bf16 *a, long a_stride, int rows,
+                         Target to) {
+    _Alignas(64) float sums[CHUNK_ROWS * BLOCK_N];
+    int n = task * width, end = n + width < w->n_blocks ? n + width : w->n_blocks;
+    if (rows <= FEW_ROWS)
+        for (; n + 2 <= end; n += 2) {
+            product_wide(w, 2 * n, a, a_stride, rows, sums);
+            finish_block(s, w, to, n, sums, 16 * WIDE_TILES, 0, rows);
+            finish_block(s, w, to, n + 1, sums + BLOCK_N, 16 * WIDE_TILES, 0, rows);
+        }
+    for (; n < end; n++)
+        for (int at = 0; at < rows; at += CHUNK_ROWS) {
+            int count = rows - at < CHUNK_ROWS ? rows - at : CHUNK_ROWS;
+            product_chunked(w, n, a + at * a_stride, a_stride, count, sums);
+            finish_block(s, w, to, n, sums, BLOCK_N, at, count);
         }
 }
 
@@ -73,20 +88,18 @@ static void run_layer(Walker *walk, int index) {
     int tokens = s->batch->num_tokens;
     RUN_PHASE(walk, NORM, tokens, norm_row(s, task, before ? before->after_mlp_norm : 0, l->input_norm));
     RUN_PHASE(walk, QKV, tasks_of(&l->qkv, 2),
-              product_task(s, &l->qkv, task, 2, STORE, f->normed, f->normed_stride, tokens, f->qkv, 0, f->qkv_stride));
+              product_task(s, &l->qkv, task, 2, f->normed, f->normed_stride, tokens, (Target){STORE, f->qkv, 0, f->qkv_stride}));
     RUN_PHASE(walk, ROTATE, tokens, rotate_and_store(s, index, task));
     RUN_PHASE(walk, ATTEND, f->num_groups * s->model->num_kv_heads, attend(s, index, task));
     int sandwich = l->after_attention_norm != 0;
-    float *target = sandwich ? f->qkv : f->hidden;
-    long stride = sandwich ? f->qkv_stride : f->hidden_stride;
-    int mode = sandwich ? STORE : ADD;
-    RUN_PHASE(walk, OUT, tasks_of(&l->out, 1),
-              product_task(s, &l->out, task, 1, mode, f->attended, f->query_stride, tokens, target, 0, stride));
+    Target added = sandwich ? (Target){STORE, f->qkv, 0, f->qkv_stride} : (Target){ADD, f->hidden, 0, f->hidden_stride};
+    RUN_PHASE(walk, OUT, tasks_of(&l->out, 2),
+              product_task(s, &l->out, task, 2, f->attended, f->query_stride, tokens, added));
     RUN_PHASE(walk, NORM, tokens, norm_row(s, task, l->after_attention_norm, l->mlp_norm));
-    RUN_PHASE(walk, GATE_UP, tasks_of(&l->gate_up, 3),
-              product_task(s, &l->gate_up, task, 3, GATED, f->normed, f->normed_stride, tokens, 0, f->act, f->act_stride));
-    RUN_PHASE(walk, DOWN, tasks_of(&l->down, 1),
-              product_task(s, &l->down, task, 1, mode, f->act, f->act_stride, tokens, target, 0, stride));
+    RUN_PHASE(walk, GATE_UP, tasks_of(&l->gate_up, 4),
+              product_task(s, &l->gate_up, task, 4, f->normed, f->normed_stride, tokens, (Target){GATED, 0, f->act, f->act_stride}));
+    RUN_PHASE(walk, DOWN, tasks_of(&l->down, 2),
+              product_task(s, &l->down, task, 2, f->act, f->act_stride, tokens, added));
 }
 
 static void final_norm_row(const Step *s, int sample) {
@@ -109,8 +122,8 @@ static void run_step(Pool *pool, uint32_t generation, int thread) {
     RUN_PHASE(&walk, FINAL_NORM, b->num_samples, final_norm_row(s, task));
     if (b->num_samples)
         RUN_PHASE(&walk, LM_HEAD, tasks_of(&m->lm_head, 8),
-                  product_task(s, &m->lm_head, task, 8, STORE, s->buffers.normed, s->buffers.normed_stride, b->num_samples,
-                               b->logits, 0, b->logits_stride));
+                  product_task(s, &m->lm_head, task, 8, s->buffers.normed, s->buffers.normed_stride, b->num_samples,
+                               (Target){STORE, b->logits, 0, b->logits_stride}));
     RUN_PHASE(&walk, ARGMAX, b->num_samples,
               b->top_tokens[task] = argmax(b->logits + (long)task * b->logits_stride, m->vocab));
     amx_release();
