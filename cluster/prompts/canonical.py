@@ -22,6 +22,7 @@ from cluster.prompts.template import PromptTemplate, canonical_json
 from cluster.prompts.tokenizer import Encoded
 
 MIN_PROBES = 3
+_MERGE_WINDOW_CHARS = 256
 _CACHED_RENDERINGS = 4096
 
 ClockReading = tuple[tuple[str, str], ...]
@@ -94,7 +95,7 @@ class CanonicalRenderer:
         roles = [role for role, _ in template.messages]
         renderings = self._encode(roles, whole, self._probes.full(is_cut=whole.is_cut))
         clock = self._clock_reading(whole, now)
-        if len(renderings) < MIN_PROBES:
+        if not renderings:
             return _Dated(CanonicalPrefix(), clock)
         token_ids = common_prefix(rendering.token_ids for rendering in renderings)
         starts = {
@@ -105,29 +106,31 @@ class CanonicalRenderer:
         return _Dated(CanonicalPrefix(token_ids, allowed, self._dependencies(starts, len(token_ids))), clock)
 
     def _encode(self, roles: Sequence[str], cut: CutText, probes: Iterable[Probe]) -> list[Encoded]:
-        """Renderings with the probes that the chat template accepts."""
+        """Beginnings of the renderings with the probes that the chat template accepts; none if those are too few."""
         complete = cut.texts[:-1] if cut.is_cut else cut.texts
         fixed = [{"role": role, "content": text} for role, text in zip(roles, complete, strict=False)]
-        renderings = []
+        rendered: list[tuple[str, str]] = []
         for probe in probes:
             open_turn = [{"role": roles[len(complete)], "content": cut.texts[-1] + probe.content}] if cut.is_cut else []
             turns = [*fixed, *open_turn, *probe.tail]
             try:
-                renderings.append(
-                    self._encoder.encode(
-                        turns, tools=probe.tools or None, add_generation_prompt=probe.add_generation_prompt
-                    )
-                )
+                rendered.append(self._encoder.render(turns, probe.tools or None, probe.add_generation_prompt))
             except InvalidRequestError:
                 continue  # this chat template never lets such a conversation happen
-        return renderings
+        if len(rendered) < MIN_PROBES:
+            return []
+        # Behind the first difference only as much is tokenized as can still merge with what lies before it.
+        texts = [text for text, _ in rendered]
+        length = num_equal(min(texts), max(texts)) + _MERGE_WINDOW_CHARS
+        distinct = dict.fromkeys((text[:length], mark) for text, mark in rendered)
+        return [self._encoder.tokenizer.encode_rendered(text, mark) for text, mark in distinct]
 
     def _start_of_dependence(self, roles: Sequence[str], cut: CutText, token_ids: tuple[int, ...]) -> int:
         """The number of leading tokens that one more tainted variable leaves alone."""
         if not cut.is_cut:
             return len(token_ids)
         renderings = self._encode(roles, cut, self._probes.contents_only())
-        if len(renderings) < MIN_PROBES:
+        if not renderings:
             return 0
         return len(common_prefix([token_ids, *(rendering.token_ids for rendering in renderings)]))
 
@@ -159,7 +162,7 @@ def common_prefix(sequences: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return prefix
 
 
-def num_equal(left: Sequence[int], right: Sequence[int]) -> int:
+def num_equal(left: Sequence[Any], right: Sequence[Any]) -> int:
     """How many leading items agree; compares slices, because a loop over tokens is slow in Python."""
     low, high = 0, min(len(left), len(right))
     while low < high:

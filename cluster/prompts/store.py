@@ -78,6 +78,8 @@ class TemplateStore:
             record["latest"] = template.version
             _drop_oldest(record)
             _write(path, record)
+            owner = self._hash_of(tenant)
+            self._entries = {**self._entries, (owner, template_id): _versions(record, owner)}
         return self.get(self._hash_of(tenant), template_id)
 
     def delete(self, tenant: TenantId | None, template_id: str) -> None:
@@ -86,6 +88,8 @@ class TemplateStore:
             if not _ID.fullmatch(template_id) or not self._path(tenant, template_id).is_file():
                 raise _absent(template_id)
             self._path(tenant, template_id).unlink()
+            gone = (self._hash_of(tenant), template_id)
+            self._entries = {key: versions for key, versions in self._entries.items() if key != gone}
 
     def get(self, tenant: bytes | None, template_id: str, version: str | None = None) -> RegisteredTemplate:
         """The tenant's own template, else a public one of that id. `version` None means the latest."""
@@ -142,11 +146,13 @@ class TemplateStore:
         with self._lock, open(self._root / "changes", "a") as changes:
             fcntl.flock(changes, fcntl.LOCK_EX)
             try:
+                self.poll()  # so that what is known is what lies on disk, but for our own change
                 yield
-            finally:
                 # Strictly later than the last change, even where the clock is coarse.
                 later = max(time.time_ns(), (self._root / "changes").stat().st_mtime_ns + 1000)
                 os.utime(self._root / "changes", ns=(later, later))
+                self._seen_change = (self._root / "changes").stat().st_mtime_ns
+            finally:
                 fcntl.flock(changes, fcntl.LOCK_UN)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from cluster.api.errors import InvalidRequestError
@@ -19,11 +19,17 @@ from cluster.prompts.tokenizer_files import TokenizerFiles, default_cache_dir, r
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """`offsets[i]` is the range of characters of `text` that token i covers."""
+    """`offsets[i]` is the range of characters of `text` that token i covers; made only when asked for."""
 
     token_ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...]
     text: str
+    _encoding: Encoding
+    _num_prefix: int = 0  # tokens that stand before the text and cover none of it
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        offsets = [(0, 0)] * self._num_prefix + list(self._encoding.offsets)
+        return offsets + [(len(self.text), len(self.text))] * (len(self.token_ids) - len(offsets))
 
 
 class Tokenizer:
@@ -51,24 +57,24 @@ class Tokenizer:
         # A control token that the model's own vocabulary could still spell; none of the common families can.
         self._unspeakable = self.control_token_ids - self._plain_to_true.keys()
         self._prefix_ids, self._suffix_ids = self._frame()
+        unknown = getattr(self.backend.model, "unk_token", None)
+        self._unknown_token = (unknown, controls[unknown][0]) if unknown in controls else None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Encoded:
         """Ordinary tokenization: control tokens in `text` become control tokens. For text that a template made."""
         encoding = self.backend.encode(_checked(text), add_special_tokens=add_special_tokens)
-        return Encoded(tuple(encoding.ids), tuple(encoding.offsets), text)
+        return Encoded(tuple(encoding.ids), text, encoding)
 
     def encode_plain(self, text: str, *, add_special_tokens: bool = False) -> Encoded:
         """As `encode`, but nothing in `text` is a control token. For text that a caller sent."""
         encoding = self._plain.encode(_checked(text), add_special_tokens=False)
         if not self._unspeakable.isdisjoint(encoding.ids):
-            raise InvalidRequestError("the text holds a control token that this model cannot represent as plain text")
+            raise InvalidRequestError("the text holds characters for which this model has no token")
         table = self._plain_to_true
         token_ids = tuple(table.get(token_id, token_id) for token_id in encoding.ids)
-        offsets = tuple(encoding.offsets)
-        if add_special_tokens:
-            token_ids = self._prefix_ids + token_ids + self._suffix_ids
-            offsets = ((0, 0),) * len(self._prefix_ids) + offsets + ((len(text), len(text)),) * len(self._suffix_ids)
-        return Encoded(token_ids, offsets, text)
+        if not add_special_tokens:
+            return Encoded(token_ids, text, encoding)
+        return Encoded(self._prefix_ids + token_ids + self._suffix_ids, text, encoding, len(self._prefix_ids))
 
     def encode_rendered(self, text: str, mark: str) -> Encoded:
         """Tokenizes what a template made of values that `ControlTokens.escape(…, mark)` went through.
@@ -76,7 +82,7 @@ class Tokenizer:
         Control tokens that stand in `text` are real, those broken by `mark` are plain text.
         """
         if mark not in text:
-            return self.encode(text)
+            return self._without_unknowns(self.encode(text))
         pieces: list[str] = []
         position = 0
         for match in self.control_tokens.find(text):
@@ -84,6 +90,13 @@ class Tokenizer:
             position = match.end()
         pieces.append(text[position:].replace(mark, ""))
         return self.encode_plain("".join(pieces))
+
+    def _without_unknowns(self, encoded: Encoded) -> Encoded:
+        """Where the token for unknown characters is also a control token, such characters would let it in."""
+        unknown = self._unknown_token
+        if unknown is not None and encoded.token_ids.count(unknown[1]) > encoded.text.count(unknown[0]):
+            raise InvalidRequestError("the text holds characters for which this model has no token")
+        return encoded
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

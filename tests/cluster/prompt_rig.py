@@ -120,12 +120,17 @@ class PromptRig:
         caller: CallerIdentity,
         text: str = "Hello",
         *,
-        template_id: str | None = "t",
+        template_id: str = "t",
         version: str | None = None,
         share: Share | None = None,
         **values: Any,
     ) -> BuiltPrompt:
-        ref = None if template_id is None else PromptRef(template_id, version, values)
+        return self.ask_with(caller, PromptRef(template_id, version, values), text, share)
+
+    def ask_with(
+        self, caller: CallerIdentity, ref: PromptRef, text: str = "Hello", share: Share | None = None
+    ) -> BuiltPrompt:
+        """As `ask`, for variables of any name."""
         return self.builder.chat(caller, [{"role": "user", "content": text}], prompt_ref=ref, share=share)
 
     def keys(self, prompt: BuiltPrompt) -> tuple[BlockKey, ...]:
