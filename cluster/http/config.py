@@ -10,7 +10,7 @@ class HttpConfig:
     """`debug_headers` shows the serving worker to everyone, not only to operators."""
 
     version: str = "0"
-    max_body_bytes: int = 10 * 1024 * 1024
+    max_body_bytes: int = 10_000_000
     max_prompts: int = 128
     request_timeout_s: float = 600.0
     debug_headers: bool = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cache_service.block_key import BlockKeyer
-from cluster.api.errors import InvalidRequestError, NotFoundError, UnsupportedError
+from cluster.api.errors import ContextLengthError, InvalidRequestError, NotFoundError, UnsupportedError
 from cluster.api.ids import RequestId
 from cluster.api.principal import Principal
 from cluster.api.prompt import BuiltPrompt, CallerIdentity
@@ -150,8 +150,10 @@ class ServingCore:
         return await self._build(model, self.identify(principal, caller, model), prompt)
 
     async def _build(self, model: ServedModel, identity: CallerIdentity, prompt: PromptInput) -> BuiltPrompt:
+        num_chars = _num_chars(prompt)
+        _refuse_hopeless(num_chars, model)
         is_templated = isinstance(prompt, ChatInput) and prompt.prompt_ref is not None
-        if not is_templated and _num_chars(prompt) <= _INLINE_CHARS:
+        if not is_templated and num_chars <= _INLINE_CHARS:
             return _build_now(model, identity, prompt)
         return await asyncio.to_thread(_build_now, model, identity, prompt)
 
@@ -169,6 +171,17 @@ def _build_now(model: ServedModel, identity: CallerIdentity, prompt: PromptInput
                 f"prompt token id is {token_id}, must be in [0, {model.info.vocab_size - 1}]", param="prompt"
             )
     return model.prompts.tokens(identity, prompt.token_ids)
+
+
+def _refuse_hopeless(num_chars: int, model: ServedModel) -> None:
+    """Text that cannot fit even in the longest tokens is not worth the seconds that tokenizing it takes."""
+    most = model.info.max_model_len * max(1, model.tokens.max_token_bytes)
+    if num_chars > most:
+        raise ContextLengthError(
+            f"the prompt has {num_chars} characters; the model's context of {model.info.max_model_len} tokens "
+            f"cannot hold more than {most}",
+            param="messages",
+        )
 
 
 def _num_chars(prompt: PromptInput) -> int:

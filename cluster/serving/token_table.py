@@ -23,6 +23,7 @@ class TokenTable:
     def __init__(self, token_bytes: Iterable[bytes], special_ids: Iterable[int]) -> None:
         self._bytes = tuple(token_bytes)
         self._special = frozenset(special_ids)
+        self.max_token_bytes = max(map(len, self._bytes), default=0)
 
     def __len__(self) -> int:
         return len(self._bytes)

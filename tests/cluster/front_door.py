@@ -157,19 +157,29 @@ class FakeBackend:
 
 
 def build_core(
-    backend: FakeBackend, *, require_user: bool = False, metrics: GatewayMetrics | None = None
+    backend: FakeBackend,
+    *,
+    require_user: bool = False,
+    metrics: GatewayMetrics | None = None,
+    prompts: BytePrompts | None = None,
 ) -> ServingCore:
     info = ModelInfo(MODEL, MAX_MODEL_LEN, VOCAB_SIZE, frozenset({EOS}), adapters=("tiny-poet",))
-    model = ServedModel(info, BytePrompts(), byte_table(), keyer(), {"tiny-poet": b"digest"}, created_unix_s=7)
+    prompts = prompts or BytePrompts()
+    model = ServedModel(info, prompts, byte_table(), keyer(), {"tiny-poet": b"digest"}, created_unix_s=7)
     observer = metrics.generation if metrics is not None else None
     return ServingCore([model], backend, require_user=require_user, observer=observer)
 
 
 def build_app(
-    backend: FakeBackend, *, keys_path: Path | None = None, require_user: bool = False, **config: Any
+    backend: FakeBackend,
+    *,
+    keys_path: Path | None = None,
+    require_user: bool = False,
+    prompts: BytePrompts | None = None,
+    **config: Any,
 ) -> Front:
     metrics = GatewayMetrics()
-    core = build_core(backend, require_user=require_user, metrics=metrics)
+    core = build_core(backend, require_user=require_user, metrics=metrics, prompts=prompts)
     authenticator = Authenticator(keys_path, allow_anonymous=True)
     return build_http_app(core, authenticator, metrics, HttpConfig(version="1.2.3", **config))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from front_door import MODEL, VOCAB_SIZE, FakeBackend, build_app, chat_body, client_of
+from front_door import MODEL, VOCAB_SIZE, BytePrompts, FakeBackend, build_app, chat_body, client_of
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -228,7 +228,7 @@ async def test_a_body_over_the_limit_is_refused_while_it_arrives(client: httpx.A
 
     content: Any = b" " * (11 << 20) if is_declared else parts()
     response = await client.post(CHAT, content=content, headers={"content-type": "application/json"})
-    check(response, 413, "body_too_large", None, str(10 << 20))
+    check(response, 413, "body_too_large", None, "10000000")
     assert (await client.post(CHAT, json=chat_body())).status_code == 200
 
 
@@ -299,3 +299,16 @@ async def test_a_client_that_leaves_while_it_sends_is_no_bug_of_ours(caplog: pyt
     scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": headers, "client": None}
     await build_app(FakeBackend())(scope, receive, send)
     assert not [record for record in caplog.records if record.name == "watchword.http"]
+
+
+class UncalledPrompts(BytePrompts):
+    def tokens(self, identity: Any, token_ids: Any) -> Any:
+        raise AssertionError("a prompt that cannot fit was tokenized")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+async def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenized(path: str) -> None:
+    text = "x" * 9_000_000
+    body = {CHAT: chat_body(text), TEXT: text_body(text), RESPONSES: responses_body(text)}[path]
+    async with client_of(build_app(FakeBackend(), prompts=UncalledPrompts())) as client:
+        check(await client.post(path, json=body), 400, "context_length_exceeded", None, "9000000 characters")
