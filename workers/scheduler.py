@@ -38,7 +38,6 @@ class Schedule:
     rows: list[ScheduledRow] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), before the step
     copy_holders: list[Sequence] = field(default_factory=list)  # whose reference keeps each copy's source alive
-    num_preempted: int = 0
     admitted: list[Sequence] = field(default_factory=list)
 
 
@@ -73,8 +72,7 @@ class Scheduler:
         schedule = Schedule()
         budget = self._schedule_decodes(schedule, self._config.max_num_batched_tokens)
         budget = self._schedule_prefills(schedule, budget)
-        if not schedule.num_preempted:  # else the freed blocks would go to a newcomer, and so back and forth
-            self._admit(schedule, budget)
+        self._admit(schedule, budget)
         return schedule
 
     def finish(self, seq: Sequence) -> None:
@@ -130,7 +128,7 @@ class Scheduler:
         is_new = index == len(seq.block_table)
         if not is_new and self._pool.blocks[seq.block_table[index]].ref_count == 1:
             return True
-        if not self._make_room(seq, schedule):
+        if not self._make_room(seq):
             return False
         block = self._pool.allocate(seq.writer)
         if is_new:
@@ -144,12 +142,11 @@ class Scheduler:
         seq.block_table[index] = block.block_id
         return True
 
-    def _make_room(self, seq: Sequence, schedule: Schedule) -> bool:
+    def _make_room(self, seq: Sequence) -> bool:
         """Preempts the latest arrivals until one block is available. False: `seq` itself had to go."""
         while not self._pool.can_allocate(1):
             victim = self.running[-1]
             self.preempt(victim)
-            schedule.num_preempted += 1
             if victim is seq:
                 return False
         return True
@@ -166,7 +163,8 @@ class Scheduler:
                 return
             match = self._match(seq)
             num_blocks = -(-seq.num_tokens // self._config.block_size) - len(match.blocks)
-            # Each running sequence may need a block soon; without this reserve a newcomer is preempted at once.
+            # Each running sequence may need a block soon. Without this reserve a newcomer, or the sequence preempted
+            # last, would be let in only to be preempted again.
             if not self._pool.can_allocate(num_blocks + len(self.running), match):
                 return
             if not self._pool.has_intact_bytes(match):

@@ -230,3 +230,23 @@ def test_the_thread_gives_the_same_tokens_as_the_plain_engine(consumer) -> None:
         engine.submit(request)
     engine.stop(timeout_s=10)
     assert [consumer.transcript.of(r) for r in requests] == [plain.of(r) for r in requests]
+
+
+def test_what_was_waiting_when_the_engine_crashed_is_told_so(consumer) -> None:
+    class GatedCrash(GatedRunner):
+        def execute(self, step):
+            super().execute(step)
+            raise RuntimeError("broken")
+
+    runner = GatedCrash()
+    engine = started(consumer, runner=runner)
+    running, waiting = make_request(range(5)), make_request(range(6))
+    engine.submit(running)
+    assert runner.is_in_step.wait(5)
+    engine.submit(waiting)
+    future = engine.call(lambda inner: inner.load())
+    runner.gate.set()
+    consumer.wait_until_finished(running, waiting)
+    assert {type(error) for error in consumer.transcript.errors.values()} == {InternalError}
+    with pytest.raises(InternalError):
+        future.result(5)

@@ -248,3 +248,43 @@ def test_keys_of_the_gateway_and_of_output_blocks_are_one_chain() -> None:
     text = [*range(6), *output]
     keys = KEYER.prompt_keys(text[: (len(text) - 1) // B * B], request.spans)
     assert set(keys) == set(engine.cached_keys())
+
+
+def test_a_newcomer_is_not_let_in_only_to_be_preempted() -> None:
+    """Each running sequence keeps a block in reserve."""
+    engine = make_engine(num_blocks=8, max_pinned_fraction=0.0)
+    first, second = make_request(range(8), 4), make_request(range(50, 73), 1, user="bob")
+    transcript = run_all(engine, first, second)
+    assert transcript.finished == [first.request_id, second.request_id]
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
+    engine = make_engine(num_blocks=6, max_pinned_fraction=0.0)
+    warm(engine, make_request(range(17), 1))  # four cached, two free
+    run_all(engine, make_request(range(50, 60), 1, user="bob"))  # takes the two, and one that is cached
+    again = make_request(range(17), 1)
+    assert run_all(engine, again).cached[again.request_id] == 3 * B
+
+
+def test_the_output_of_every_choice_can_be_found_again() -> None:
+    engine = make_engine()
+    request = make_request(range(10), 12, n=2, temperature=1.0)
+    transcript = run_all(engine, request)
+    for choice in range(2):
+        follow_up = make_request([*range(10), *transcript.of(request, choice), 3], 1)
+        assert run_all(engine, follow_up).cached[follow_up.request_id] == 20
+
+
+def test_a_purge_between_two_steps_does_not_alarm_the_check() -> None:
+    """The twin holds the other's block since the last step; withdrawing that from the cache takes nothing from it."""
+    engine = make_engine()
+    twins = [make_request(range(12), 4) for _ in range(2)]
+    for request in twins:
+        engine.add_request(request)
+    transcript = Transcript()
+    transcript.add(engine.step())
+    engine.purge_user(twins[0].user_hash)
+    run_all(engine, transcript=transcript)
+    assert engine.violations == []
+    assert [transcript.of(request) for request in twins] == [reference_tokens(twins[0])] * 2

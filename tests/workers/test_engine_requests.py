@@ -313,3 +313,27 @@ def test_a_static_batch_lets_nobody_in_before_all_are_done() -> None:
     first_of_third = next(i for i, batch in enumerate(batches) if requests[2].request_id in batch)
     assert first_of_third > max(i for i, batch in enumerate(batches) if requests[0].request_id in batch)
     assert not any({requests[2].request_id, requests[0].request_id} <= batch for batch in batches)
+
+
+def test_a_request_that_fails_has_no_other_news_in_that_step() -> None:
+    engine = make_engine(parts=EngineParts(clock=lambda: 100.0))
+    ended = tuple(reference_tokens(make_request(PROMPT, 3, n=2, temperature=1.0)))
+    request = make_request(PROMPT, 3, n=2, temperature=1.0, emitted=(ended, ended[:1]), deadline_unix_s=99.0)
+    engine.add_request(request)
+    (output,) = engine.step()
+    assert isinstance(output.error, DeadlineExceededError)
+    assert output.deltas == ()
+
+
+def test_the_deadline_of_an_aborted_request_does_not_hit_the_next_one_with_its_id() -> None:
+    now = 100.0
+    engine = make_engine(parts=EngineParts(clock=lambda: now))
+    engine.add_request(make_request(PROMPT, request_id="same", deadline_unix_s=101.0))
+    engine.abort("same")
+    engine.step()
+    second = make_request(PROMPT, request_id="same")
+    engine.add_request(second)
+    now = 102.0
+    transcript = run_all(engine)
+    assert transcript.errors == {}
+    assert transcript.of(second) == reference_tokens(second)

@@ -250,3 +250,22 @@ def test_poison_fills_each_block_before_its_first_use_and_after_its_last() -> No
     written = {(table_id, slot) for table_id in table for slot in range(4)}
     untouched = [int(engine.runner.kv[b, s]) for b in range(64) for s in range(4) if (b, s) not in written]
     assert set(untouched) == {77}
+
+
+class SwapsInAForeignBlock(Scheduler):
+    """Replaces a block that was checked long ago by one of somebody else's."""
+
+    def schedule(self):
+        schedule = super().schedule()
+        victims = [row.seq for row in schedule.rows if len(row.seq.output_token_ids) == 5]
+        if len(victims) == 2:
+            foreign = self._pool.blocks[victims[0].block_table[0]]
+            self._pool.share(foreign, victims[1].writer)
+            victims[1].block_table[0] = foreign.block_id
+        return schedule
+
+
+def test_a_foreign_block_in_a_place_that_was_in_order_before_is_named() -> None:
+    kinds, transcript = run_faulty(EngineParts(scheduler=SwapsInAForeignBlock), *two_users())
+    assert kinds == {ViolationKind.FOREIGN}
+    assert len(transcript.errors) == 1

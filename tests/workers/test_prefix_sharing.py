@@ -19,7 +19,9 @@ from engine_builders import (
 from fake_runner import FakeModelRunner, reference_tokens
 
 from cache_service.events import AllBlocksCleared, BlockRemoved, BlockStored
+from cluster.api.ids import RequestId
 from cluster.api.scope import Scope, ScopeFields, ScopeSpan
+from workers.block import BlockContent, BlockWriter
 from workers.build import EngineParts
 
 PROMPT = range(21)
@@ -274,3 +276,21 @@ def test_a_flipped_bit_in_a_shared_block_is_noticed_before_it_is_read() -> None:
     assert engine.cached_keys() == (), "a request from before the damage publishes nothing"
     cached_tokens(engine, make_request(PROMPT))
     assert cached_tokens(engine, make_request(PROMPT)) == NUM_FULL
+
+
+def test_nothing_is_published_behind_a_block_that_cannot_be_found_any_more() -> None:
+    engine = make_engine()
+    pool, writer = engine.pool, BlockWriter(RequestId("writer"), user_hash("acme", "alice"), engine.pool.cache.serial)
+    request = make_request(range(8))
+    contents = [
+        BlockContent(key, tuple(range(4 * i, 4 * i + 4)), request.spans[0].fields, None)
+        for i, key in enumerate(request.block_keys)
+    ]
+    parent, child = pool.allocate(writer), pool.allocate(writer)
+    for block in (parent, child):
+        pool.note_written(block.block_id, BLOCK_SIZE, writer)
+    assert pool.publish(parent, contents[0], None, writer) is parent
+    pool.cache.remove(parent)
+    assert pool.publish(child, contents[1], parent.identity, writer) is None
+    assert pool.publish(parent, contents[0], None, writer) is parent
+    assert pool.publish(child, contents[1], parent.identity, writer) is child
