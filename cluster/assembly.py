@@ -10,6 +10,7 @@ from importlib.metadata import version
 from starlette.types import ASGIApp
 
 from cache_service.block_key import BlockKeyer, ModelIdentity
+from cluster.api.channel import PurgeUser
 from cluster.api.secret import channel_token, load_or_create_secret
 from cluster.api.worker_state import WorkerInfo
 from cluster.auth.authenticator import Authenticator
@@ -17,16 +18,24 @@ from cluster.auth.proxy import IdentityHeaders
 from cluster.backend import ModelInfo
 from cluster.cluster_metrics import ClusterCollector
 from cluster.config import ClusterConfig
+from cluster.control_client import ControlClient
 from cluster.dispatch import Dispatcher, WorkerPool
 from cluster.grpc_server import GrpcServer, GrpcServerConfig, build_grpc_server
+from cluster.http.cache_routes import CacheRoutes
 from cluster.http.config import HttpConfig
+from cluster.http.prompt_routes import PromptRoutes
 from cluster.http_app import build_http_app
 from cluster.metrics import GatewayMetrics
 from cluster.prompts.builder import PromptBuilder
-from cluster.prompts.tokenizer import load_tokenizer
+from cluster.prompts.catalog import PinBudget, TemplateCatalog
+from cluster.prompts.chat_encoder import ChatEncoder
+from cluster.prompts.policy import Share, SharingPolicy
+from cluster.prompts.store import TemplateStore
+from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
 from cluster.remote_router import RemoteRouter
 from cluster.serving.core import ServedModel, ServingCore
 from cluster.serving.token_table import TokenTable
+from cluster.template_warmer import TemplateWarmer
 from cluster.worker_client import WorkerClient
 from router.actor import create_router
 from router.config import AdmissionConfig, RouterConfig, TenantLimits
@@ -41,8 +50,10 @@ class GatewayParts:
     grpc_server: GrpcServer
     router: RemoteRouter
     pool: WorkerPool
+    warming: asyncio.Task[None]
 
     async def close(self) -> None:
+        self.warming.cancel()
         await self.pool.close()
         await self.router.stop()
 
@@ -57,21 +68,62 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
     worker = await router.first_worker()
     pool = WorkerPool(lambda address, epoch: WorkerClient(address, token, epoch))
     metrics = _metrics(router)
+    keyer = BlockKeyer(secret, _identity_of(worker))
+    tokenizer = await asyncio.to_thread(_load_tokenizer, config)
+    catalog = _template_catalog(config, keyer, tokenizer, worker)
+    prompts = PromptBuilder(tokenizer, catalog=catalog, policy=SharingPolicy(Share(config.default_share)))
     core = ServingCore(
-        [await asyncio.to_thread(_served_model, config, secret, worker)],
+        [_served_model(config, worker, keyer, prompts, tokenizer)],
         Dispatcher(router, pool),
         require_user=config.require_user,
         observer=metrics.generation,
     )
+    control = ControlClient(router, token)
+    warmer = TemplateWarmer(catalog, keyer, control, worker.model)
+    await warmer.sync()
     authenticator = Authenticator(config.keys_path, allow_anonymous=config.is_loopback)
 
     async def count_workers() -> int:
         return router.num_workers
 
-    http_app = build_http_app(core, authenticator, metrics, _http_config(config), count_workers=count_workers)
+    async def purge_user(user_hash: bytes) -> int:
+        return await control.call_all(PurgeUser(user_hash))
+
+    http_config = _http_config(config)
+    http_app = build_http_app(
+        core,
+        authenticator,
+        metrics,
+        http_config,
+        count_workers=count_workers,
+        extra_routes=[
+            *PromptRoutes(catalog, prompts.watch, http_config, on_change=warmer.sync).routes(),
+            *CacheRoutes(core, purge_user).routes(),
+        ],
+    )
     identity_headers = IdentityHeaders(config.trusted_proxies, config.identity_headers)
     grpc_server = build_grpc_server(core, authenticator, _grpc_config(config, authenticator), identity_headers)
-    return GatewayParts(http_app, grpc_server, router, pool)
+    return GatewayParts(http_app, grpc_server, router, pool, asyncio.create_task(warmer.run()))
+
+
+def _identity_of(worker: WorkerInfo) -> ModelIdentity:
+    return ModelIdentity(worker.model, worker.weights_digest, worker.dtype, worker.kv_layout, worker.block_size_tokens)
+
+
+def _load_tokenizer(config: ClusterConfig) -> Tokenizer:
+    return load_tokenizer(resolve_model(config.model_spec).path)
+
+
+def _template_catalog(
+    config: ClusterConfig, keyer: BlockKeyer, tokenizer: Tokenizer, worker: WorkerInfo
+) -> TemplateCatalog:
+    """A quarter of each worker's pool may be pinned, and half of that by one tenant."""
+    budget = PinBudget(worker.num_blocks // 4, worker.num_blocks // 8)
+    store = TemplateStore(config.state_dir / "prompts", lambda tenant: keyer.identity("tenant", tenant))
+    catalog = TemplateCatalog(store, ChatEncoder(tokenizer), keyer, budget=budget)
+    if config.templates_dir is not None:
+        catalog.load_folder(config.templates_dir)
+    return catalog
 
 
 def _metrics(router: RemoteRouter) -> GatewayMetrics:
@@ -115,12 +167,9 @@ def _grpc_config(config: ClusterConfig, authenticator: Authenticator) -> GrpcSer
     )
 
 
-def _served_model(config: ClusterConfig, secret: bytes, worker: WorkerInfo) -> ServedModel:
-    identity = ModelIdentity(
-        worker.model, worker.weights_digest, worker.dtype, worker.kv_layout, worker.block_size_tokens
-    )
-    source = resolve_model(config.model_spec)
-    tokenizer = load_tokenizer(source.path)
+def _served_model(
+    config: ClusterConfig, worker: WorkerInfo, keyer: BlockKeyer, prompts: PromptBuilder, tokenizer: Tokenizer
+) -> ServedModel:
     info = ModelInfo(
         name=config.served_model_name or worker.model,
         max_model_len=worker.max_model_len,
@@ -130,9 +179,9 @@ def _served_model(config: ClusterConfig, secret: bytes, worker: WorkerInfo) -> S
     )
     return ServedModel(
         info=info,
-        prompts=PromptBuilder(tokenizer),
+        prompts=prompts,
         tokens=TokenTable.from_tokenizer(tokenizer.backend),
-        keyer=BlockKeyer(secret, identity),
+        keyer=keyer,
         adapter_digests=dict(worker.adapters),
         created_unix_s=int(time.time()),
     )

@@ -121,10 +121,6 @@ class ClusterConfig(BaseModel):
     def secret_path(self) -> Path:
         return self.secret_file or self.state_dir / "cluster.api.secret"
 
-    @property
-    def templates_path(self) -> Path:
-        return self.templates_dir or self.state_dir / "templates"
-
 
 def load_config(
     flags: Mapping[str, Any], *, config_file: Path | None = None, environ: Mapping[str, str] | None = None

@@ -38,7 +38,8 @@ class RemoteRouter:
         self._notes: list[tuple[str, tuple[Any, ...]]] = []
         self._is_up = True
         self._tasks: list[asyncio.Task[None]] = []
-        self._workers: tuple[WorkerInfo, ...] = ()
+        self.members: tuple[WorkerInfo, ...] = ()  # as last heard of, also those that take no work yet
+        self._workers: tuple[WorkerInfo, ...] = ()  # those that take work
         self._has_worker = asyncio.Event()
 
     def start(self) -> None:
@@ -81,7 +82,7 @@ class RemoteRouter:
     async def first_worker(self) -> WorkerInfo:
         """Waits until a worker has registered."""
         await self._has_worker.wait()
-        return self._workers[0]
+        return self.members[0]
 
     async def stats(self) -> RouterStats | None:
         """None while the router is gone."""
@@ -126,9 +127,11 @@ class RemoteRouter:
         while True:
             started = time.monotonic()
             try:
-                self._workers = tuple(await asyncio.wait_for(self._handle().workers.remote(), 2.0))
+                members = await asyncio.wait_for(self._handle().members.remote(), 2.0)
+                self.members = tuple(info for info, _ in members)
+                self._workers = tuple(info for info, is_live in members if is_live)
                 self._fallback.update(self._workers)
-                if self._workers:
+                if self.members:
                     self._has_worker.set()
                 self._note_up(True)
             except (ray.exceptions.RayError, ValueError, TimeoutError):

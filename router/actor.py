@@ -69,9 +69,9 @@ class RouterActor:
         self._snapshot_wanted.discard(snapshot.worker_id)
         return {"register": not is_known, "publish_snapshot": wants_snapshot}
 
-    async def workers(self) -> list[WorkerInfo]:
-        """Live workers, for readiness and for the gateways' fallback."""
-        return self._router.live_workers()
+    async def members(self) -> list[tuple[WorkerInfo, bool]]:
+        """Every registered worker, and whether it takes work: for readiness, warm-ups and the gateways' fallback."""
+        return self._router.members()
 
     async def stats(self) -> RouterStats:
         return self._router.stats()

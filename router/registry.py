@@ -60,6 +60,7 @@ class Registry:
             WorkerLoad(candidate, info.epoch),
             Circuit(self._config.circuit),
             now_s,
+            is_draining=not info.is_warm,
             num_free_blocks=info.num_blocks,
         )
         return current

@@ -52,7 +52,7 @@ class RoutingIndex(Protocol):
 
 def make_policy(config: RouterConfig) -> Policy:
     return WatchwordPolicy(
-        uncached_weight=config.uncached_weight,
+        congestion_per_s=config.congestion_per_s,
         decode_weight=config.decode_weight,
         affinity_slack_s=config.affinity_slack_s,
     )
@@ -159,10 +159,10 @@ class Router:
             self._end_of_life(record, now_s)
         self._serve_queue(now_s)
 
-    def live_workers(self) -> list[WorkerInfo]:
-        """Workers that are heard, healthy and not draining."""
+    def members(self) -> list[tuple[WorkerInfo, bool]]:
+        """Every registered worker, and whether it takes work now."""
         now_s = self._clock()
-        return [record.info for record in self.registry.records() if self.registry.is_live(record, now_s)]
+        return [(record.info, self.registry.is_live(record, now_s)) for record in self.registry.records()]
 
     def set_tenant_limits(self, tenant_hash: bytes, limits: TenantLimits) -> None:
         self.admission.set_limits(tenant_hash, limits)

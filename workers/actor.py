@@ -20,12 +20,14 @@ from cache_service.events import BlockEvent, EventBatch, Snapshot
 from cache_service.index_publisher import IndexPublisher
 from cache_service.redis_index import IndexSettings
 from cluster.api.ids import WorkerId, new_epoch
+from cluster.api.output import RequestOutput
 from cluster.api.secret import channel_token
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
 from workers.async_engine import AsyncLLMEngine
 from workers.build import build_engine
 from workers.channel import WorkerChannel
 from workers.config import EngineConfig
+from workers.control import WorkerControl
 from workers.counters import engine_counters
 from workers.model_runner import CpuModelRunner, load_runner
 from workers.runner_config import RunnerConfig
@@ -61,11 +63,13 @@ class WorkerReplica:
         self._sequence = 0
         self._sequence_lock = threading.Lock()
         self._is_draining = False
+        self._is_warm = False
         self._runner = await asyncio.to_thread(_load_runner, settings.runner)
         self._engine = self._build_engine()
         host = ray.util.get_node_ip_address() if settings.channel_host == "node" else settings.channel_host
         token = channel_token(settings.secret_file.read_bytes().strip())
-        self._channel = WorkerChannel(self._engine, token, self._epoch, host)
+        self._control = WorkerControl(self._engine, self._note_warm)
+        self._channel = WorkerChannel(self._engine, self._control, token, self._epoch, host)
         address = await self._channel.start()
         self._engine.start()
         self._info = self._describe(address)
@@ -108,7 +112,7 @@ class WorkerReplica:
         self._engine_config = config
         keyer = BlockKeyer(settings.secret_file.read_bytes().strip(), runner.identity)
         engine = build_engine(config, runner, keyer)
-        return AsyncLLMEngine(engine, lambda outputs: self._channel.on_outputs(outputs), self._take_events)
+        return AsyncLLMEngine(engine, self._on_outputs, self._take_events)
 
     def _build_publisher(self) -> IndexPublisher | None:
         path = self._settings.redis_url_file
@@ -134,6 +138,7 @@ class WorkerReplica:
             kv_layout=self._runner.identity.kv_layout,
             vocab_size=self._runner.vocab_size,
             eos_token_ids=self._runner.eos_token_ids,
+            is_warm=False,
         )
 
     async def _beat_forever(self) -> None:
@@ -146,7 +151,7 @@ class WorkerReplica:
         router = self._router()
         if router is not None:
             try:
-                await router.register.remote(self._info)
+                await router.register.remote(replace(self._info, is_warm=self._is_warm))
             except ray.exceptions.RayError:
                 logger.warning("router is gone; registering again with the next heartbeat")
 
@@ -159,7 +164,7 @@ class WorkerReplica:
         except (ray.exceptions.RayError, TimeoutError):
             return  # the router is being restarted; it asks for what it lacks when it is back
         if wishes["register"]:
-            await router.register.remote(self._info)
+            await router.register.remote(replace(self._info, is_warm=self._is_warm))
         if wishes["publish_snapshot"]:
             await asyncio.to_thread(self._publish_snapshot)
 
@@ -183,10 +188,22 @@ class WorkerReplica:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_step_s=load.decode_step_s,
             request_ids=load.request_ids,
-            is_draining=self._is_draining,
+            is_draining=self._is_draining or not self._is_warm,
             is_healthy=load.is_healthy,
             counters=counters,
         )
+
+    def _on_outputs(self, outputs: list[RequestOutput]) -> None:
+        """Called on the step thread, once a step."""
+        outputs = self._control.take(outputs)
+        if outputs:
+            self._channel.on_outputs(outputs)
+
+    def _note_warm(self) -> None:
+        """Templates are in place: from the next heartbeat on, which is now, the router may send work."""
+        if not self._is_warm:
+            self._is_warm = True
+            self._tasks.append(asyncio.create_task(self._beat()))
 
     def _take_events(self, events: list[BlockEvent]) -> None:
         """Called on the engine's event thread, in order."""

@@ -10,12 +10,23 @@ import asyncio
 import hmac
 import logging
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
 
-from cluster.api.channel import EPOCH_METADATA, METHOD_OPEN, SERVICE, TOKEN_METADATA, Abort, Command, Outputs, Submit
+from cluster.api.channel import (
+    EPOCH_METADATA,
+    METHOD_CONTROL,
+    METHOD_OPEN,
+    SERVICE,
+    TOKEN_METADATA,
+    Abort,
+    Command,
+    ControlCall,
+    Outputs,
+    Submit,
+)
 from cluster.api.errors import InternalError, WatchwordError
 from cluster.api.ids import RequestId
 from cluster.api.output import RequestOutput
@@ -41,6 +52,9 @@ class ServedEngine(Protocol):
     def abort(self, request_id: RequestId) -> None: ...
 
 
+Control = Callable[[ControlCall], Awaitable[int]]
+
+
 class _Stream:
     """One gateway's stream: outputs that wait for it, merged while it is slow."""
 
@@ -63,8 +77,9 @@ class _Stream:
 class WorkerChannel:
     """Serves `engine` to gateways that show `token`. All state is touched on the event loop only."""
 
-    def __init__(self, engine: ServedEngine, token: str, epoch: str, host: str) -> None:
+    def __init__(self, engine: ServedEngine, control: Control, token: str, epoch: str, host: str) -> None:
         self._engine = engine
+        self._control = control
         self._token = token
         self._epoch = epoch
         self._host = host
@@ -79,8 +94,11 @@ class WorkerChannel:
         handler = grpc.stream_stream_rpc_method_handler(
             self._open, request_deserializer=bytes, response_serializer=pickle.dumps
         )
-        name = METHOD_OPEN.rsplit("/", 1)[1]
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {name: handler}),))
+        control = grpc.unary_unary_rpc_method_handler(
+            self._control_call, request_deserializer=bytes, response_serializer=pickle.dumps
+        )
+        handlers = {METHOD_OPEN.rsplit("/", 1)[1]: handler, METHOD_CONTROL.rsplit("/", 1)[1]: control}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         port = self._server.add_insecure_port(f"{self._host}:0")
         await self._server.start()
         return f"{self._host}:{port}"
@@ -120,6 +138,10 @@ class WorkerChannel:
             for request_id in list(stream.request_ids):
                 self._streams.pop(request_id, None)
                 self._engine.abort(request_id)
+
+    async def _control_call(self, message: bytes, context: Any) -> int:
+        await self._authenticate(context)
+        return await self._control(pickle.loads(message))
 
     async def _authenticate(self, context: Any) -> None:
         # Before the first message is read: commands are pickles, and only a holder of the token may send one.

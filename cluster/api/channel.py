@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.api.ids import RequestId
+from cluster.api.ids import BlockKey, RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
 
 SERVICE = "watchword.internal.WorkerChannel"
 METHOD_OPEN = f"/{SERVICE}/Open"
+METHOD_CONTROL = f"/{SERVICE}/Control"
 TOKEN_METADATA = "x-watchword-token"
 EPOCH_METADATA = "x-watchword-epoch"
 
@@ -34,3 +35,27 @@ Command = Submit | Abort
 @dataclass(frozen=True, slots=True)
 class Outputs:
     outputs: tuple[RequestOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Run these prompts so that the worker pins their blocks; then it takes traffic. Answer: blocks pinned."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Chains of keys, each from first to last, that may be evicted again. Answer: blocks unpinned."""
+
+    chains: tuple[tuple[BlockKey, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeUser:
+    """End all reuse of what is cached for this user. Answer: blocks removed."""
+
+    user_hash: bytes
+
+
+ControlCall = WarmUp | Unpin | PurgeUser

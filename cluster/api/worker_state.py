@@ -27,6 +27,7 @@ class WorkerInfo:
     vocab_size: int = 0
     eos_token_ids: frozenset[int] = frozenset()
     adapters: tuple[tuple[str, bytes], ...] = ()  # name, content digest
+    is_warm: bool = True  # False: takes no work until its heartbeat says that its templates are in place
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,44 @@
+"""Calls to all workers at once, outside the token streams: warm-ups, unpinning, purges."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import grpc
+
+from cluster.api.channel import EPOCH_METADATA, METHOD_CONTROL, TOKEN_METADATA, ControlCall
+from cluster.api.errors import UnavailableError
+from cluster.api.worker_state import WorkerInfo
+from cluster.remote_router import RemoteRouter
+
+CALL_TIMEOUT_S = 60.0
+
+
+class ControlClient:
+    """One connection a call: control calls are rare."""
+
+    def __init__(self, router: RemoteRouter, token: str) -> None:
+        self._router = router
+        self._token = token
+
+    @property
+    def members(self) -> tuple[WorkerInfo, ...]:
+        """All workers, also those that take no work yet."""
+        return self._router.members
+
+    async def call(self, worker: WorkerInfo, call: ControlCall) -> int:
+        """The worker's answer. Raises UnavailableError when it cannot be reached or refuses."""
+        metadata = ((TOKEN_METADATA, self._token), (EPOCH_METADATA, worker.epoch))
+        async with grpc.aio.insecure_channel(worker.replica_id) as channel:
+            method = channel.unary_unary(METHOD_CONTROL, request_serializer=pickle.dumps)
+            try:
+                answer: int = pickle.loads(await method(call, metadata=metadata, timeout=CALL_TIMEOUT_S))
+            except grpc.aio.AioRpcError:
+                raise UnavailableError(f"{worker.worker_id} did not carry out a control call") from None
+        return answer
+
+    async def call_all(self, call: ControlCall) -> int:
+        """Sum of all answers. Raises UnavailableError when one worker fails: the caller may ask again."""
+        answers = await asyncio.gather(*(self.call(worker, call) for worker in self.members))
+        return sum(answers)

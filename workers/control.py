@@ -1,0 +1,71 @@
+"""What gateways may ask of a worker besides tokens: warm-up of templates, unpinning, purging a user.
+
+Warm-ups run through the engine like any request; their outputs are taken out of the stream here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.api.channel import ControlCall, PurgeUser, Unpin, WarmUp
+from cluster.api.errors import UnavailableError
+from cluster.api.ids import RequestId
+from cluster.api.output import RequestOutput
+from cluster.api.request import Request
+from workers.async_engine import AsyncLLMEngine
+
+
+class WorkerControl:
+    """Lives on the worker's event loop; `take` is called on the engine's step thread."""
+
+    def __init__(self, engine: AsyncLLMEngine, on_warm: Callable[[], None]) -> None:
+        self._engine = engine
+        self._on_warm = on_warm
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[RequestId, asyncio.Future[RequestOutput]] = {}
+
+    async def __call__(self, call: ControlCall) -> int:
+        match call:
+            case WarmUp(requests):
+                num_pinned = sum([await self._warm_up(request) for request in requests])
+                self._on_warm()
+                return num_pinned
+            case Unpin(chains):
+                return await asyncio.wrap_future(
+                    self._engine.call(lambda engine: sum(engine.pool.unpin(chain) for chain in chains))
+                )
+            case PurgeUser(user_hash):
+                return await asyncio.wrap_future(self._engine.call(lambda engine: engine.purge_user(user_hash)))
+
+    def take(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """Keeps the outputs of warm-ups and returns the others."""
+        if not self._waiting:
+            return outputs
+        rest = []
+        for output in outputs:
+            future = self._waiting.get(output.request_id)
+            if future is None:
+                rest.append(output)
+            elif output.finished:
+                self._loop.call_soon_threadsafe(_finish, future, output)
+        return rest
+
+    async def _warm_up(self, request: Request) -> int:
+        """Blocks of the prompt that are pinned afterwards."""
+        future: asyncio.Future[RequestOutput] = self._loop.create_future()
+        self._waiting[request.request_id] = future
+        try:
+            self._engine.submit(request, is_warm_up=True)
+            output = await future
+        finally:
+            del self._waiting[request.request_id]
+        if output.error is not None:
+            raise UnavailableError(f"warm-up failed: {output.error.message}")
+        keys = request.block_keys
+        return await asyncio.wrap_future(self._engine.call(lambda engine: engine.pool.count_pinned(keys)))
+
+
+def _finish(future: asyncio.Future[RequestOutput], output: RequestOutput) -> None:
+    if not future.done():
+        future.set_result(output)
