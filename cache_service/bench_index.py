@@ -12,7 +12,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,15 @@ def _small_batches(prompts: Prompts, worker_id: WorkerId, sequence: int) -> list
     ]
 
 
+def _with_server(bench: Callable[[str], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+    server = EmbeddedRedis(max_memory_mb=16 * 1024, supervise=False)
+    server.start()
+    try:
+        return asyncio.run(bench(server.url))
+    finally:
+        server.stop()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=1_000_000)
@@ -209,6 +218,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--no-dict", action="store_true", help="leave out the dictionary, for want of memory")
+    parser.add_argument("--no-redis", action="store_true", help="measure in process only")
     arguments = parser.parse_args()
     contents = make_contents(arguments.blocks, arguments.workers)
     prompts = make_prompts(contents, 3000)
@@ -221,12 +231,8 @@ def main() -> None:
     figures["in_process"] = bench_memory(contents, prompts)
     if not arguments.no_dict:
         figures["dictionary"] = bench_dict(contents, prompts)
-    server = EmbeddedRedis(max_memory_mb=16 * 1024, supervise=False)
-    server.start()
-    try:
-        figures["redis"] = asyncio.run(bench_redis(server.url, contents, prompts, arguments.shards))
-    finally:
-        server.stop()
+    if not arguments.no_redis:
+        figures["redis"] = _with_server(lambda url: bench_redis(url, contents, prompts, arguments.shards))
     text = json.dumps(figures, indent=2)
     print(text)
     if arguments.json:

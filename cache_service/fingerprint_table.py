@@ -20,6 +20,9 @@ MAX_LOAD = 0.7
 MOVE_BUCKETS = 512
 MIN_EXPECTED = 4096
 
+# Fibonacci hashing: without it a stream of prints in the order of Redis's buckets would crowd a few of ours.
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
 Values = NDArray[np.uint32]
 Positions = NDArray[np.int64]
 
@@ -33,7 +36,8 @@ class _Buckets:
         self.overflowed = np.zeros(num_buckets, dtype=bool)
         self.flat_prints = self.prints.reshape(-1)
         self.flat_values = self.values.reshape(-1)
-        self.mask = np.uint64(num_buckets - 1)
+        self._last = num_buckets - 1
+        self._shift = np.uint64(64 - self._last.bit_length())
         self.num_used = 0
 
     @property
@@ -44,9 +48,12 @@ class _Buckets:
     def num_bytes(self) -> int:
         return self.prints.nbytes + self.values.nbytes + self.overflowed.nbytes
 
+    def _home(self, prints: Fingerprints) -> Positions:
+        return ((prints * SPREAD) >> self._shift).astype(np.int64)
+
     def find(self, prints: Fingerprints) -> Positions:
         """[n] index into the flat arrays, -1 where absent."""
-        buckets = (prints & self.mask).astype(np.int64)
+        buckets = self._home(prints)
         hits = self.prints[buckets] == prints[:, None]
         positions = hits.argmax(axis=1)
         found = hits.any(axis=1)
@@ -54,7 +61,7 @@ class _Buckets:
         positions[~found] = -1
         chained = np.flatnonzero(~found & self.overflowed[buckets])
         while chained.size:
-            buckets[chained] = (buckets[chained] + 1) & int(self.mask)
+            buckets[chained] = (buckets[chained] + 1) & self._last
             hits = self.prints[buckets[chained]] == prints[chained, None]
             found = hits.any(axis=1)
             positions[chained[found]] = buckets[chained[found]] * BUCKET + hits[found].argmax(axis=1)
@@ -65,13 +72,13 @@ class _Buckets:
     def insert(self, prints: Fingerprints, values: Values) -> None:
         """Adds distinct fingerprints that are absent."""
         self.num_used += prints.size
-        buckets = (prints & self.mask).astype(np.int64)
+        buckets = self._home(prints)
         while prints.size:
             free = self.prints[buckets] == 0
             has_room = free.any(axis=1)
             full = buckets[~has_room]
             self.overflowed[full] = True
-            buckets[~has_room] = (full + 1) & int(self.mask)
+            buckets[~has_room] = (full + 1) & self._last
             positions = buckets * BUCKET + free.argmax(axis=1)
             # Several may aim at the same free entry: the last write wins, the others try again.
             self.flat_prints[positions[has_room]] = prints[has_room]

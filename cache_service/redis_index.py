@@ -21,7 +21,7 @@ from cluster.api.ids import BlockKey, WorkerId
 
 # One script call blocks Redis for about 2 ms with this many fingerprints.
 PRINTS_PER_CALL = 512
-BUCKETS_PER_DUMP = 64
+BUCKETS_PER_DUMP = 32
 UNCOMMITTED_SLOT_MS = 600_000
 SLOT_END = 1 << 32
 

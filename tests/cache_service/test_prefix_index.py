@@ -9,7 +9,7 @@ import pytest
 from index_harness import key, keys, prints, removed, stored
 
 from cache_service.events import AllBlocksCleared, EventBatch, Snapshot
-from cache_service.fingerprint_table import FingerprintTable
+from cache_service.fingerprint_table import SPREAD, FingerprintTable
 from cache_service.fingerprints import fingerprints
 from cache_service.prefix_index import InMemoryPrefixIndex
 from cluster.api.ids import BlockKey, WorkerId
@@ -186,7 +186,8 @@ def test_the_table_equals_a_dictionary(seed: int) -> None:
     dice = np.random.default_rng(seed)
     table = FingerprintTable(lambda values: np.ones(values.size, dtype=bool))
     model: dict[int, int] = {}
-    crowded = dice.integers(1, 2**63, 60_000, dtype=np.uint64) & ~np.uint64(0xF)  # one bucket in sixteen
+    unspread = np.uint64(pow(int(SPREAD), -1, 2**64))
+    crowded = (dice.integers(1, 2**64, 60_000, dtype=np.uint64) >> np.uint64(4)) * unspread  # one bucket in sixteen
     for _ in range(150):
         prints_ = np.unique(dice.choice(crowded, 600))
         values = dice.integers(0, 4, prints_.size).astype(np.uint32)
