@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.openai.collected_choice import CollectedChoice
 from cluster.openai.json_text import to_json
 from cluster.openai.reply_parts import chat_logprobs, event_head, event_tail, finish_json, usage_json
-from cluster.serving.text_delta import TextDelta, TextLogprob, Usage
-
-
-@dataclass(slots=True)
-class _Choice:
-    text: list[str] = field(default_factory=list)
-    logprobs: list[TextLogprob] | None = None
-    last: TextDelta | None = None
+from cluster.serving.text_delta import TextDelta, Usage
 
 
 class ChatReply:
@@ -23,26 +16,22 @@ class ChatReply:
 
     def __init__(self, reply_id: str, model: str, created_unix_s: int, num_choices: int) -> None:
         self._head = {"id": reply_id, "object": "chat.completion", "created": created_unix_s, "model": model}
-        self._choices = [_Choice() for _ in range(num_choices)]
+        self._choices = [CollectedChoice() for _ in range(num_choices)]
 
     def add(self, delta: TextDelta) -> None:
-        choice = self._choices[delta.index]
-        choice.text.append(delta.text)
-        choice.last = delta
-        if delta.logprobs is not None:
-            choice.logprobs = [*(choice.logprobs or ()), *delta.logprobs]
+        self._choices[delta.index].add(delta)
 
     def finish(self, usage: Usage) -> dict[str, Any]:
         choices = [self._choice_json(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._head, "choices": choices, "usage": usage_json(usage)}
 
-    def _choice_json(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _choice_json(self, index: int, choice: CollectedChoice) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
             "logprobs": chat_logprobs(choice.logprobs),
-            "finish_reason": finish_json(choice.last.finish_reason if choice.last else None),
-            "stop_reason": choice.last.stop_reason if choice.last else None,
+            "finish_reason": finish_json(choice.finish_reason),
+            "stop_reason": choice.stop_reason,
         }
 
 

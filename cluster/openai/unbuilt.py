@@ -94,9 +94,9 @@ TOKENIZE: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_unbuilt(body: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises UnsupportedError that names the first field that asks for something not built."""
-    for name in body.keys() & table.keys():
-        if not any(_is_same(body[name], passing) for passing in table[name]):
+    """Raises UnsupportedError that names the first field (in the table's order) that asks for something not built."""
+    for name, passing in table.items():
+        if name in body and not any(_is_same(body[name], value) for value in passing):
             raise UnsupportedError(f"{name} is not supported yet; leave it out", param=name, code="unsupported_field")
 
 
