@@ -25,10 +25,6 @@ class GenerationGroup:
         return sum(generation.num_choices for generation in self._generations)
 
     @property
-    def seed(self) -> int:
-        return self._generations[0].seed
-
-    @property
     def usage(self) -> Usage:
         counts = [generation.usage for generation in self._generations]
         return Usage(
