@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,8 @@ from cluster.api.errors import InvalidRequestError, NotFoundError
 from cluster.api.principal import Role
 from cluster.auth.key_record import KeyRecord, hash_secret, new_id, new_secret
 from cluster.auth.names import check_name, check_tenant
+
+logger = logging.getLogger("watchword.auth")
 
 Keys = dict[str, KeyRecord]
 
@@ -61,6 +64,7 @@ class KeyStore:
             self.load_error = None
         except InvalidRequestError as error:
             self.load_error = error.message
+            logger.warning("%s; the keys read before stay in force", error.message)
 
 
 def read_keys(path: Path) -> Keys:

@@ -125,13 +125,15 @@ def test_the_first_key_closes_the_door_and_deleting_the_file_does_not_open_it(pa
             authenticator.authenticate(header)
 
 
-def test_a_broken_file_keeps_the_last_good_keys_and_says_so(path: Path) -> None:
+def test_a_broken_file_keeps_the_last_good_keys_and_says_so_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, key = create_key(path, "acme", roles=DELEGATE)
     authenticator = Authenticator(path, allow_anonymous=True)
     authenticator.authenticate(f"Bearer {key}")
     path.write_text("{")
     assert authenticator.authenticate(f"Bearer {key}").tenant == "acme"
+    assert authenticator.authenticate(f"Bearer {key}").tenant == "acme"
     assert authenticator.load_error is not None
+    assert len(caplog.records) == 1
     with pytest.raises(AuthenticationError):
         Authenticator(path, allow_anonymous=True).authenticate(None)
 
