@@ -74,9 +74,9 @@ class BlockPool:
         return sum(self._num_pinned_of.values())
 
     @property
-    def is_conserved(self) -> bool:
-        """The cheap form of `check_integrity`: counts only."""
-        return self.num_free + self.num_cached + self.num_in_use == len(self.blocks)
+    def num_missing(self) -> int:
+        """The cheap form of `check_integrity`: how far free + cached + in use is from the total, by counts only."""
+        return len(self.blocks) - self.num_free - self.num_cached - self.num_in_use
 
     def check_integrity(self) -> None:
         """free + cached + in use == total, each block in one place, the index true. Costs a walk over all blocks."""

@@ -63,6 +63,7 @@ class IsolationChecker:
         self._size = config.block_size
         self._pool = pool
         self._seen: dict[int, _Seen] = {}
+        self._num_missing = 0
 
     def check(self, step: StepInput, schedule: Schedule) -> list[Violation]:
         """All violations of a step that has not run yet."""
@@ -75,7 +76,9 @@ class IsolationChecker:
         for (source, target), seq in zip(step.block_copies, schedule.copy_holders, strict=True):
             if not self._is_own(source, seq) or not self._is_own(target, seq):
                 violations.append(_violation(step.step_id, (ViolationKind.FOREIGN, source), seq))
-        if not self._pool.is_conserved:
+        num_missing = self._pool.num_missing
+        if num_missing != self._num_missing:  # reported once, not in every step from now on
+            self._num_missing = num_missing
             violations.append(Violation(ViolationKind.CONSERVATION, step.step_id))
         return violations
 

@@ -51,9 +51,10 @@ class GatedRunner(FakeModelRunner):
         return super().execute(step)
 
 
-class CrashingRunner(FakeModelRunner):
+class CrashingRunner(GatedRunner):
     def execute(self, step):
-        if any(999 - 10 in row.token_ids for row in step.rows):
+        assert self.gate.wait(10)
+        if any(989 in row.token_ids for row in step.rows):
             raise RuntimeError("secret detail")
         return super().execute(step)
 
@@ -137,14 +138,17 @@ def test_a_failing_call_fails_its_future_and_nothing_else(consumer) -> None:
 
 
 def test_a_crash_fails_every_request_without_details(consumer) -> None:
-    engine = started(consumer, runner=CrashingRunner())
+    runner = CrashingRunner()
+    runner.gate.set()
+    engine = started(consumer, runner=runner)
     early = make_request(range(5), 2)
     engine.submit(early)
     consumer.wait_until_finished(early)
     fine, poisonous = make_request(range(9), 100), make_request([989, 1], 4, user="bob")
+    runner.gate.clear()  # so that neither can end before both are there
     engine.submit(fine)
-    consumer.wait_for(lambda transcript: transcript.of(fine))
     engine.submit(poisonous)
+    runner.gate.set()
     consumer.wait_until_finished(fine, poisonous)
     for request in (fine, poisonous):
         error = consumer.transcript.errors[request.request_id]
