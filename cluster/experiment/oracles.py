@@ -77,28 +77,30 @@ class ExactnessOracle:
 def compare_with_solo(round_index: int, name: str, seen: Observation, solo: Observation) -> Finding | None:
     """The first way in which an observation differs from the solo run, from the engine outwards; None when equal.
 
-    The order tells the layers apart: other logits, then another choice from equal logits, then other tokens
-    delivered than were made, then another text from equal tokens.
+    The order tells the layers apart: other tokens delivered than were made; else other logits; else another choice
+    from equal logits, another end, or another text from equal tokens.
     """
 
     def finding(kind: str, detail: str, **evidence: object) -> Finding:
         return Finding(OracleName.EXACTNESS, kind, round_index, name, detail, evidence)
 
+    made, expected = seen.engine_tokens or (), solo.engine_tokens or ()
+    if seen.tokens is not None and seen.tokens != made and not seen.was_aborted:
+        return finding("delivery", "other tokens were delivered than the engine made for this request")
     if seen.error != solo.error:
         return finding("error", f"ended with {seen.error!r}, alone with {solo.error!r}")
-    made, expected = seen.engine_tokens or (), solo.engine_tokens or ()
     for index, (mine, alone) in enumerate(zip(made, expected, strict=False)):
         if _logits_differ(mine, alone):
             return finding("logits", f"output token {index} came from other logits than alone", output_index=index)
         if mine.token_id != alone.token_id:
             return finding("choice", f"output token {index} differs though its logits are equal", output_index=index)
+        if len(mine.top) != len(alone.top):
+            return finding("choice", f"output token {index} was drawn under other settings", output_index=index)
     if seen.was_aborted:
         return None
     if len(made) != len(expected) or seen.finish_reason != solo.finish_reason:
         detail = f"{len(made)} tokens ending in {seen.finish_reason}, alone {len(expected)} in {solo.finish_reason}"
         return finding("length", detail, output_index=min(len(made), len(expected)))
-    if seen.tokens is not None and seen.tokens != made:
-        return finding("delivery", "other tokens were delivered than the engine made for this request")
     if seen.text != solo.text:
         return finding("text", "the same tokens became another text than alone")
     return None
@@ -106,7 +108,7 @@ def compare_with_solo(round_index: int, name: str, seen: Observation, solo: Obse
 
 def _logits_differ(mine: TokenTrace, alone: TokenTrace) -> bool:
     """Equal alternatives mean equal logits; the chosen token's own logprob counts only for the same token."""
-    if mine.top != alone.top:
+    if any(here != there for here, there in zip(mine.top, alone.top, strict=False)):
         return True
     return mine.token_id == alone.token_id and mine.logprob != alone.logprob
 

@@ -42,6 +42,8 @@ class PlannedRequest:
     logprobs: int = 4
     stream: bool = False
     abort_after_tokens: int | None = None
+    num_choices: int = 1
+    is_scrambled: bool = False  # sends the prompt's tokens in reverse: other content of the same length
 
     @property
     def is_marked(self) -> bool:
@@ -151,6 +153,7 @@ def _mixed_sampling(rng: random.Random) -> dict[str, Any]:
         "seed": rng.getrandbits(32),
         "stop": rng.choice(((), (), ("\n\n",), ("?",))),
         "logprobs": rng.choice((0, 1, 4)),
+        "num_choices": rng.choice((1, 1, 1, 2)),
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from cluster.api.ids import RequestId
 from cluster.experiment.observation import Observation, RoundObservation, Violation
 from cluster.experiment.plan import PlannedRequest, Round
-from cluster.experiment.targets.round_driver import RoundDriver
+from cluster.experiment.targets.round_driver import FAILED_ASSERTION, RoundDriver
 from cluster.experiment.targets.stack import Stack, StackParts, build_stack
 from cluster.experiment.targets.target import ReuseControl, TargetInfo
 from cluster.experiment.targets.weights import LoadedModel
@@ -66,7 +66,7 @@ class EmbeddedTarget:
             shared_step=self._shared_step(planned, stack),
             num_evictions=self._increment(stack, before, "evictions"),
             num_preemptions=self._increment(stack, before, "preemptions"),
-            violations=tuple(self._violations(stack, num_violations) + crash),
+            violations=tuple(self._violations(stack, num_violations) + crash + _failed_assertions(by_name)),
             counters={name: self._increment(stack, before, name) for name in before},
         )
         self._keep_records(stack)
@@ -131,3 +131,12 @@ class EmbeddedTarget:
         self._num_seen_records = log.num_recorded
         if fresh:
             self.records.extend(list(log)[-fresh:])
+
+
+def _failed_assertions(by_name: Mapping[str, Observation]) -> list[Violation]:
+    """A consumer's own check that failed, outside the engine."""
+    return [
+        Violation("assertion", name, None, None, seen.error)
+        for name, seen in by_name.items()
+        if seen.error is not None and seen.error.startswith(FAILED_ASSERTION)
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.api.errors import WatchwordError
 from cluster.api.ids import RequestId
@@ -22,6 +22,7 @@ from cluster.serving.text_delta import TextDelta, TextLogprob
 # One trusted back end of one tenant speaks for all users of a run, as in a real deployment behind a chat front end.
 _DELEGATE = Principal("experiment", frozenset({Role.DELEGATE}), "experiment", ())  # type: ignore[arg-type]
 _MAX_STEPS = 100_000
+FAILED_ASSERTION = "failed assertion"
 
 
 @dataclass(slots=True)
@@ -94,10 +95,14 @@ class RoundDriver:
                 seed=planned.seed,
                 stop=planned.stop,
                 logprobs=planned.logprobs,
+                n=planned.num_choices,
             ),
             caller=CallerFields(user=planned.user),
         )
-        return await self._core.prepare(_DELEGATE, given)
+        prepared = await self._core.prepare(_DELEGATE, given)
+        if not planned.is_scrambled:
+            return prepared
+        return replace(prepared, prompt=replace(prepared.prompt, token_ids=prepared.prompt.token_ids[::-1]))
 
     async def _serve(self, one: _Served, prepared: PreparedRequest) -> None:
         generation = one.generation = self._core.launch(prepared, one.request_id)
@@ -112,6 +117,8 @@ class RoundDriver:
                     break
         except WatchwordError as error:
             one.error = error.message
+        except AssertionError as error:
+            one.error = f"{FAILED_ASSERTION}: {error}"
         finally:
             await generation.aclose()
 

@@ -94,6 +94,7 @@ class UrlTarget:
             "temperature": request.temperature,
             "top_p": request.top_p,
             "seed": request.seed,
+            "n": request.num_choices,
             "logprobs": True,
             "top_logprobs": request.logprobs,
             "stream": stream,

@@ -6,15 +6,19 @@ takes longer than most of them live.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from cluster.api.prompt import CallerIdentity
+from cluster.api.scope import Scope, ScopeFields
 from cluster.prompts.builder import PromptBuilder
 from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
 from cluster.serving.token_table import TokenTable
 from workers.config import EngineConfig
 from workers.model_runner import CpuModelRunner, ForwardModel, load_runner, make_cache
 from workers.runner_config import RunnerConfig
+
+_NOBODY = CallerIdentity(bytes(32), bytes(32), ScopeFields(Scope.USER, bytes(32), user=bytes(32)))
 
 WrapModel = Callable[[ForwardModel], ForwardModel]
 
@@ -31,6 +35,10 @@ class LoadedModel:
     @property
     def name(self) -> str:
         return self.base.source.name
+
+    def count_prompt_tokens(self, messages: Sequence[tuple[str, str]]) -> int:
+        turns = [{"role": role, "content": content} for role, content in messages]
+        return len(self.prompts.chat(_NOBODY, turns).token_ids)
 
     def make_runner(self, engine: EngineConfig, wrap: WrapModel | None = None) -> CpuModelRunner:
         """A runner with the engine's pool size, block size and layout. `wrap` may stand around the forward pass."""

@@ -1,0 +1,75 @@
+"""The traffic in which planted faults are looked for: a few short rounds for each way in which state is shared.
+
+Every fault meets the stages in the same order, so nothing about it is given away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cluster.experiment.condition import Condition
+from cluster.experiment.plan import Plan, PlannedRequest, make_plan
+from cluster.experiment.targets.weights import LoadedModel
+from cluster.experiment.verdict import Requirements
+from cluster.experiment.workload import Workload
+from workers.config import EngineConfig, Layout
+
+_ENGLISH = ("system-last", "confirmed")
+_BOTH = ("confirmed", "zh-system-last", "system-last", "zh-confirmed")
+_ANY = Requirements(allow_pressure=True, own_marker=False)
+_SMALL = Workload(concurrency=4, num_fillers=2, wordings=_ENGLISH, max_tokens=16, filler_max_tokens=24)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A condition with its recorded plan."""
+
+    condition: Condition
+    plan: Plan
+    num_blocks_roomy: int  # a pool of this size never evicts: what "no pressure" means when bisecting
+
+
+def make_stages(loaded: LoadedModel, seed: int, num_rounds: int, long_words: int = 130) -> list[Stage]:
+    """`long_words` make a prompt longer than one prefill chunk."""
+    shared = replace(
+        _SMALL, context_words=(long_words, long_words), prefix_similarity=1.0, arrival_gap_steps=0, max_tokens=8
+    )
+    mixed = replace(_SMALL, wordings=_BOTH, mixed_sampling=True, abort_fraction=0.5, max_tokens=24)
+    crowd = replace(_SMALL, concurrency=6, num_fillers=2, arrival_gap_steps=0, max_tokens=32)
+    return [
+        _stage(loaded, "baseline", seed, num_rounds, _SMALL),
+        _stage(loaded, "mixed sampling", seed, num_rounds, mixed),
+        _stage(loaded, "shared prefixes", seed, num_rounds, shared),
+        _stage(loaded, "padded layout", seed, num_rounds, _SMALL, layout=Layout.PADDED),
+        _stage(loaded, "pool pressure", seed, num_rounds, crowd, has_pressure=True),
+    ]
+
+
+def _stage(
+    loaded: LoadedModel,
+    name: str,
+    seed: int,
+    num_rounds: int,
+    workload: Workload,
+    *,
+    layout: Layout = Layout.PACKED,
+    has_pressure: bool = False,
+) -> Stage:
+    plan = make_plan(seed, num_rounds, workload)
+    needs = [[_num_blocks(loaded, request) for request in planned.requests] for planned in plan.rounds]
+    roomy = 2 * sum(map(sum, needs))
+    # Two thirds of what one round holds at once: blocks are evicted, and running requests preempted.
+    tight = max(max(map(max, needs)) + 2, 2 * max(map(sum, needs)) // 3)
+    engine = EngineConfig(
+        num_blocks=tight if has_pressure else roomy,
+        max_model_len=2048,
+        layout=layout,
+        max_pinned_fraction=0.0,
+        checksum_blocks=True,
+        check_conservation=True,
+    )
+    return Stage(Condition(name, engine, workload, _ANY), plan, roomy)
+
+
+def _num_blocks(loaded: LoadedModel, request: PlannedRequest) -> int:
+    return -(-(loaded.count_prompt_tokens(request.messages) + request.num_choices * request.max_tokens) // 16)

@@ -1,0 +1,143 @@
+"""Plants faults one by one, looks for each with the oracles, and names its component without knowing which it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cluster.experiment.bisect import Trial, bisect, cleared_by, switches
+from cluster.experiment.component import Component
+from cluster.experiment.faults.fault import Fault
+from cluster.experiment.faults.stages import Stage
+from cluster.experiment.finding import Finding, OracleName
+from cluster.experiment.locate import Evidence, locate
+from cluster.experiment.neighbours import depends_on_neighbours
+from cluster.experiment.oracles import ExactnessOracle, Oracle, StructureOracle
+from cluster.experiment.plan import Plan
+from cluster.experiment.runner import ExperimentResult, run_experiment
+from cluster.experiment.targets.embedded import ALARM_COUNTERS, EmbeddedTarget
+from cluster.experiment.targets.solo import SoloEngine
+from cluster.experiment.targets.stack import StackParts
+from cluster.experiment.targets.weights import LoadedModel
+from workers.config import EngineConfig, IsolationCheck
+
+MakeParts = Callable[[], StackParts]
+_BY_SIMPLICITY = (OracleName.MARKER, OracleName.EXACTNESS, OracleName.STRUCTURE, OracleName.COUNTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What was found out about one fault. `requests`: how many it took the named oracle."""
+
+    found_by: OracleName | None
+    requests: int
+    named: Component | None
+    stage: str | None
+    oracles: frozenset[OracleName]
+    trials: tuple[Trial, ...] = ()
+
+
+class Investigator:
+    """Finds and locates one unknown fault. Sees outputs, event log and counters; never a fault's name or code."""
+
+    def __init__(self, loaded: LoadedModel, stages: Sequence[Stage]) -> None:
+        self._loaded = loaded
+        self._stages = tuple(stages)
+        # One reference for all: settings do not change the bits, and its answers are remembered.
+        self._exactness = ExactnessOracle(SoloEngine(loaded, stages[0].condition.engine))
+
+    async def investigate(self, make_parts: MakeParts) -> Case:
+        for stage in self._stages:
+            unchecked = await self._run(stage, stage.plan, IsolationCheck.OFF, make_parts)
+            checked = await self._run(stage, stage.plan, IsolationCheck.CHECK, make_parts)
+            if unchecked.findings or checked.findings:
+                return await self._locate(stage, unchecked, checked, make_parts)
+        return Case(None, 0, None, None, frozenset())
+
+    async def _locate(
+        self, stage: Stage, unchecked: ExperimentResult, checked: ExperimentResult, make_parts: MakeParts
+    ) -> Case:
+        mode, base = (IsolationCheck.OFF, unchecked) if unchecked.findings else (IsolationCheck.CHECK, checked)
+        plan = _up_to_first(stage.plan, base)
+
+        async def run_with(config: EngineConfig) -> ExperimentResult:
+            return await self._run(stage, plan, mode, make_parts, config)
+
+        engine = stage.condition.engine
+        rate = base.verdict.any_rate.value
+        trials = await bisect(engine, switches(stage.num_blocks_roomy), run_with, seen_rate=rate, is_replay_exact=True)
+        findings = (*unchecked.findings, *_of_structure(checked))
+        depends = await self._depends_on_neighbours(stage, base.findings, make_parts)
+        named = locate(Evidence(findings, cleared_by(trials), engine.layout, depends))
+        oracles = frozenset(finding.oracle for finding in findings)
+        found_by = next(oracle for oracle in _BY_SIMPLICITY if oracle in oracles)
+        requests = min(_requests_until(result, found_by) for result in (unchecked, checked) if _has(result, found_by))
+        return Case(found_by, requests, named, stage.condition.name, oracles, tuple(trials))
+
+    async def _depends_on_neighbours(
+        self, stage: Stage, findings: Sequence[Finding], make_parts: MakeParts
+    ) -> bool | None:
+        wrong = next((finding for finding in findings if finding.kind == "logits"), None)
+        if wrong is None:
+            return None
+        config = replace(stage.condition.engine, isolation_check=IsolationCheck.OFF)
+        return await depends_on_neighbours(
+            lambda: EmbeddedTarget(self._loaded, config, make_parts()), stage.plan, wrong
+        )
+
+    async def _run(
+        self,
+        stage: Stage,
+        plan: Plan,
+        check: IsolationCheck,
+        make_parts: MakeParts,
+        config: EngineConfig | None = None,
+    ) -> ExperimentResult:
+        config = replace(config or stage.condition.engine, isolation_check=check)
+        # Where the check stops a request, its answer must differ from the solo run's: that is no second finding.
+        oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS)]
+        if check is IsolationCheck.OFF:
+            oracles.append(self._exactness)
+        return await run_experiment(
+            EmbeddedTarget(self._loaded, config, make_parts()),
+            plan,
+            oracles=oracles,
+            requirements=stage.condition.requirements,
+            condition=stage.condition.name,
+        )
+
+
+async def investigate_blind(
+    investigator: Investigator, faults: Sequence[Fault], rng: random.Random, progress: Callable[[int], None]
+) -> dict[str, Case]:
+    """In shuffled order. The investigator gets the parts alone; names are put back afterwards."""
+    order = list(range(len(faults)))
+    rng.shuffle(order)
+    cases = {}
+    for count, index in enumerate(order, start=1):
+        cases[faults[index].name] = await investigator.investigate(faults[index].make_parts)
+        progress(count)
+    return {fault.name: cases[fault.name] for fault in faults}
+
+
+def _up_to_first(plan: Plan, result: ExperimentResult) -> Plan:
+    first = next(item.index for item in result.rounds if item.is_contaminated)
+    return replace(plan, rounds=plan.rounds[: first + 1])
+
+
+def _of_structure(result: ExperimentResult) -> tuple[Finding, ...]:
+    return tuple(finding for finding in result.findings if finding.oracle in (OracleName.STRUCTURE, OracleName.COUNTER))
+
+
+def _has(result: ExperimentResult, oracle: OracleName) -> bool:
+    return any(finding.oracle is oracle for finding in result.findings)
+
+
+def _requests_until(result: ExperimentResult, oracle: OracleName) -> int:
+    count = 0
+    for item in result.rounds:
+        count += item.num_requests
+        if any(finding.oracle is oracle for finding in item.findings):
+            break
+    return count
