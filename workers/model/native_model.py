@@ -1,4 +1,4 @@
-"""The forward pass in C (workers/native): bfloat16, one call per step. Bits do not depend on the batch by construction."""
+"""The forward pass in C (workers/native): bfloat16, one call per step, bits independent of the batch by construction."""
 
 from __future__ import annotations
 

@@ -48,16 +48,38 @@ static void norm_row(const Step *s, int token, const float *after, const float *
 
 // Turns pairs (i, i + head_dim / 2) by the position's angle; norms the head first where the architecture does.
 static void rotate_head(const Model *m, const float *x, const float *norm, const float *cos, const float *sin, bf16 *out) {
-    int half = m->head_dim / 2;
+    int half = m->head_dim / 2, i = 0;
     float scale = norm ? inverse_rms(x, m->head_dim, m->head_dim, m->eps) : 1.0f;
-    float turned[MAX_HEAD_DIM];
-    for (int i = 0; i < half; i++) {
+    for (; i + 16 <= half; i += 16) {
+        F16 low = f16_load(x + i), high = f16_load(x + half + i), c = f16_load(cos + i), s = f16_load(sin + i);
+        if (norm) low *= scale * f16_load(norm + i), high *= scale * f16_load(norm + half + i);
+        bf16_store(out + i, low * c - high * s);
+        bf16_store(out + half + i, high * c + low * s);
+    }
+    for (; i < half; i++) {  // heads of 16 · odd numbers
         float low = x[i], high = x[i + half];
         if (norm) low *= scale * norm[i], high *= scale * norm[i + half];
-        turned[i] = low * cos[i] - high * sin[i];
-        turned[i + half] = high * cos[i] + low * sin[i];
+        out[i] = bf16_round(f16_set(low * cos[i] - high * sin[i]))[0];
+        out[i + half] = bf16_round(f16_set(high * cos[i] + low * sin[i]))[0];
     }
-    for (int i = 0; i < m->head_dim; i += 16) bf16_store(out + i, f16_load(turned + i));
+}
+
+// Writes one token's K as column `offset` of its group, a pair at a time.
+INLINE void store_key(bf16 *group, int column, const bf16 *row, int head_dim) {
+    for (int i = 0; i < head_dim; i += 2) memcpy(group + 16 * i + 2 * column, row + i, 4);
+}
+
+// Writes one token's V into its half of each pair; the other half is another thread's to write, so no read and write back.
+INLINE void store_value(bf16 *pairs, int odd, const float *v, int head_dim) {
+    for (int at = 0; at < head_dim; at += 16) {
+        H16 row = bf16_round(f16_load(v + at));
+#if defined(__AVX512BW__)
+        U16 wide = __builtin_convertvector(row, U16) << (odd ? 16 : 0);
+        _mm512_mask_storeu_epi16(pairs + 2 * at, odd ? 0xaaaaaaaau : 0x55555555u, (__m512i)wide);
+#else
+        for (int i = 0; i < 16; i++) pairs[2 * (at + i) + odd] = row[i];
+#endif
+    }
 }
 
 // Rotates one token's heads and writes its K and V where attention will read them.
@@ -74,14 +96,11 @@ static void rotate_and_store(const Step *s, int layer, int token) {
         rotate_head(m, x, l->q_norm, cos, sin, query);
     for (int h = 0; h < m->num_kv_heads; h++, x += m->head_dim) {
         bf16 row[MAX_HEAD_DIM];
-        bf16 *start = kv_head(s, layer, block, h);
-        bf16 *key = start + (long)(offset / 16) * 16 * m->head_dim + offset % 16 * 2;
-        bf16 *value = start + (long)m->block_size * m->head_dim + (long)(offset / 2) * 2 * m->head_dim + offset % 2;
+        bf16 *keys = kv_head(s, layer, block, h), *values = keys + (long)m->block_size * m->head_dim;
         rotate_head(m, x, l->k_norm, cos, sin, row);
-        for (int i = 0; i < half; i++) memcpy(key + 32 * i, row + 2 * i, 4);
-        const float *v = x + (long)m->num_kv_heads * m->head_dim;
-        for (int i = 0; i < m->head_dim; i += 16) bf16_store(row + i, f16_load(v + i));
-        for (int i = 0; i < m->head_dim; i++) value[2 * i] = row[i];
+        store_key(keys + (long)(offset / 16) * 16 * m->head_dim, offset % 16, row, m->head_dim);
+        store_value(values + (long)(offset / 2) * 2 * m->head_dim, offset % 2,
+                    x + (long)m->num_kv_heads * m->head_dim, m->head_dim);
     }
 }
 

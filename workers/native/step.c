@@ -90,7 +90,9 @@ static void run_layer(Walker *walk, int index) {
     RUN_PHASE(walk, QKV, tasks_of(&l->qkv, 2),
               product_task(s, &l->qkv, task, 2, f->normed, f->normed_stride, tokens, (Target){STORE, f->qkv, 0, f->qkv_stride}));
     RUN_PHASE(walk, ROTATE, tokens, rotate_and_store(s, index, task));
+    attention_configure();
     RUN_PHASE(walk, ATTEND, f->num_groups * s->model->num_kv_heads, attend(s, index, task));
+    amx_configure();
     int sandwich = l->after_attention_norm != 0;
     Target added = sandwich ? (Target){STORE, f->qkv, 0, f->qkv_stride} : (Target){ADD, f->hidden, 0, f->hidden_stride};
     RUN_PHASE(walk, OUT, tasks_of(&l->out, 2),
@@ -116,6 +118,7 @@ static void run_step(Pool *pool, uint32_t generation, int thread) {
     Walker walk = {s, pool->phases, generation, thread, thread == 0 ? s->phase_ns : 0};
     const Batch *b = s->batch;
     const Model *m = s->model;
+    unsigned control = flush_tiny_numbers();
     amx_configure();
     RUN_PHASE(&walk, EMBED, b->num_tokens, embed(s, task));
     for (int i = 0; i < m->num_layers; i++) run_layer(&walk, i);
@@ -127,13 +130,14 @@ static void run_step(Pool *pool, uint32_t generation, int thread) {
     RUN_PHASE(&walk, ARGMAX, b->num_samples,
               b->top_tokens[task] = argmax(b->logits + (long)task * b->logits_stride, m->vocab));
     amx_release();
+    restore_control(control);
 }
 
 // Query tokens of one sequence that follow one another are attended together, so that they share the reads of K and V.
 static void make_groups(Step *s) {
     const Batch *b = s->batch;
-    int share = s->model->num_heads / s->model->num_kv_heads;
-    int most = share < MAX_QUERY_ROWS ? MAX_QUERY_ROWS / share : 1, count = 0;
+    int share = s->model->num_heads / s->model->num_kv_heads, rows = most_query_rows(s->model);
+    int most = share < rows ? rows / share : 1, count = 0;
     for (int t = 0; t < b->num_tokens; t++) {
         if (b->slot_blocks[t] < 0) continue;
         Group *last = s->buffers.groups + count - 1;

@@ -25,19 +25,29 @@ INLINE I16 i16_load(const void *p) { return *(const I16u *)p; }
 INLINE F16 f16_set(float v) { return (F16){v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v}; }
 INLINE I16 i16_set(int32_t v) { return (I16){v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v}; }
 INLINE F16 f16_fma(F16 a, F16 b, F16 c) { return __builtin_elementwise_fma(a, b, c); }
-INLINE F16 f16_max(F16 a, F16 b) { return (F16)(((I16)a & (a > b)) | ((I16)b & ~(a > b))); }
+// The greater; b where either is NaN.
+INLINE F16 f16_max(F16 a, F16 b) {
+#if defined(__AVX512F__)
+    return (F16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return (F16)(((I16)a & (a > b)) | ((I16)b & ~(a > b)));
+#endif
+}
 INLINE F16 f16_select(I16 mask, F16 yes, F16 no) { return (F16)(((I16)yes & mask) | ((I16)no & ~mask)); }
 
 // Both halve again and again: the order is a property of the lane, not of the machine.
+#define F16_FOLD(v, a, b, c, d, e, f, g, h) __builtin_shufflevector(v, v, a, b, c, d, e, f, g, h, a, b, c, d, e, f, g, h)
 INLINE float f16_sum(F16 v) {
-    for (int half = 8; half; half >>= 1)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return v[0];
+    v += F16_FOLD(v, 8, 9, 10, 11, 12, 13, 14, 15);
+    v += F16_FOLD(v, 4, 5, 6, 7, 4, 5, 6, 7);
+    v += F16_FOLD(v, 2, 3, 2, 3, 2, 3, 2, 3);
+    return v[0] + v[1];
 }
 INLINE float f16_highest(F16 v) {
-    for (int half = 8; half; half >>= 1)
-        for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
-    return v[0];
+    v = f16_max(v, F16_FOLD(v, 8, 9, 10, 11, 12, 13, 14, 15));
+    v = f16_max(v, F16_FOLD(v, 4, 5, 6, 7, 4, 5, 6, 7));
+    v = f16_max(v, F16_FOLD(v, 2, 3, 2, 3, 2, 3, 2, 3));
+    return v[0] > v[1] ? v[0] : v[1];
 }
 
 // Round to nearest, ties to even.
@@ -64,25 +74,48 @@ INLINE F16 dot_pairs(F16 acc, I16 a, I16 b) {
 #endif
 }
 
-// 2^x to about 2 units in the last place for x ≤ 0 and moderate x > 0; below 2^-126 it is 0.
-// NaN stays NaN, so that a read of what must not be read cannot hide.
+// 2^x to about 3 units in the last place; 0 far below 2^-126. NaN stays NaN, so that a read of what must not be read
+// cannot hide.
 INLINE F16 f16_exp2(F16 x) {
-    I16 dead = x < -126.0f, is_nan = x != x;
-    F16 given = x;
-    x = f16_max(x, f16_set(-126.0f));
-    x = f16_select(x > 126.0f, f16_set(126.0f), x);
+    x = f16_max(f16_set(-200.0f), x);  // also keeps −∞ − (−∞) out of the remainder
+#if defined(__AVX512F__)
+    F16 whole = (F16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
     const F16 magic = f16_set(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
-    F16 shifted = x + magic;
-    F16 r = x - (shifted - magic);  // in [-0.5, 0.5]
-    F16 p = f16_set(1.5403530e-4f);
-    p = f16_fma(p, r, f16_set(1.3333558e-3f));
-    p = f16_fma(p, r, f16_set(9.6181291e-3f));
-    p = f16_fma(p, r, f16_set(5.5504109e-2f));
-    p = f16_fma(p, r, f16_set(2.4022651e-1f));
-    p = f16_fma(p, r, f16_set(6.9314718e-1f));
+    F16 shifted = x + magic, whole = shifted - magic;
+#endif
+    F16 r = x - whole;  // in [-0.5, 0.5]
+    F16 p = f16_set(1.339086735e-3f);
+    p = f16_fma(p, r, f16_set(9.666373693e-3f));
+    p = f16_fma(p, r, f16_set(5.550357104e-2f));
+    p = f16_fma(p, r, f16_set(2.402234894e-1f));
+    p = f16_fma(p, r, f16_set(6.931471880e-1f));
     p = f16_fma(p, r, f16_set(1.0f));
-    F16 scaled = (F16)((I16)p + ((I16)shifted << 23));
-    return f16_select(is_nan, given, (F16)((I16)scaled & ~dead));
+#if defined(__AVX512F__)
+    return (F16)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+    I16 too_low = whole < -126.0f, too_high = whole > 127.0f;
+    F16 scaled = f16_select(too_low, f16_set(0.0f), (F16)((I16)p + ((I16)shifted << 23)));
+    return f16_select(x != x, x, f16_select(too_high, f16_set(INFINITY), scaled));
+#endif
+}
+
+// Numbers below 2^-126 become zero while a step runs: shares of what a row hardly sees would cost a trap each.
+INLINE unsigned flush_tiny_numbers(void) {
+#if defined(__x86_64__)
+    unsigned control = _mm_getcsr();
+    _mm_setcsr(control | 0x8040);
+    return control;
+#else
+    return 0;
+#endif
+}
+INLINE void restore_control(unsigned control) {
+#if defined(__x86_64__)
+    _mm_setcsr(control);
+#else
+    (void)control;
+#endif
 }
 
 #define LOG2_E 1.44269504088896341f
