@@ -74,7 +74,7 @@ class RouterConfig:
     default_prefill_tokens_per_s: float = 1000.0  # until a worker has measured its own
     affinity_ttl_s: float = 300.0
     max_affinity_keys: int = 100_000
-    uncached_weight: float = 1.0
+    congestion_per_s: float = 0.3
     decode_weight: float = 1.0
     affinity_slack_s: float = 0.1
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
@@ -87,7 +87,7 @@ class RouterConfig:
         _require("default_prefill_tokens_per_s", self.default_prefill_tokens_per_s, 1, 1e9)
         _require("affinity_ttl_s", self.affinity_ttl_s, 0, 86_400)
         _require("max_affinity_keys", self.max_affinity_keys, 0, 100_000_000)
-        _require("uncached_weight", self.uncached_weight, 0, 100)
+        _require("congestion_per_s", self.congestion_per_s, 0, 1000)
         _require("decode_weight", self.decode_weight, 0, 100)
         _require("affinity_slack_s", self.affinity_slack_s, 0, 600)
 

@@ -47,7 +47,7 @@ async def test_unknown_prefixes_spread_by_tokens_not_by_requests() -> None:
 
 
 async def test_a_burst_with_one_new_prefix_stays_together_before_any_event() -> None:
-    router, _, _ = make_router(4, RouterConfig(uncached_weight=1.5))
+    router, _, _ = make_router(4, RouterConfig(congestion_per_s=0.3))
     shared = keys("new", 400)
     workers = {(await router.route(query(f"r{n}", 6410, block_keys=shared))).worker_id for n in range(3)}
     assert len(workers) == 1

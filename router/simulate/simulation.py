@@ -1,0 +1,153 @@
+"""One policy, one trace, one simulated cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from cluster.api.ids import RequestId, WorkerId
+from router.policies.scored import OraclePolicy
+from router.policy import Placement, Policy
+from router.simulate.config import EngineKind, SimulationConfig
+from router.simulate.engine import EngineEvent, SerialEngines, SimulatedEngines
+from router.simulate.lru_cache import LruCache
+from router.simulate.owner_index import OwnerIndex
+from router.simulate.result import PolicyResult, summarize
+from router.simulate.shared_engine import SharedEngines
+from router.simulate.trace import TraceRequest
+from router.simulate.view import CacheChange, LoadBook, ReplicaView
+
+Progress = Callable[[int], None]
+"""Called with the number of requests done since the last call."""
+PROGRESS_STEP = 256
+_UNLIMITED_SEQS = 1_000_000
+
+
+def make_engines(config: SimulationConfig) -> SimulatedEngines:
+    if config.engine is EngineKind.SERIAL:
+        return SerialEngines(config.num_workers, config.prefill_tokens_per_s, config.decode_token_s)
+    cost = config.step_cost.at_rate(config.prefill_tokens_per_s, config.token_budget)
+    return SharedEngines(config.num_workers, cost, config.token_budget, config.max_num_seqs)
+
+
+class Simulation:
+    """Requests are placed when they arrive; a worker's cache holds a prompt's blocks from then on, because what comes
+    later on that worker also runs later."""
+
+    def __init__(self, config: SimulationConfig, policy: Policy) -> None:
+        self._config = config
+        self._policy = policy
+        self._random = Random(config.seed)
+        self._worker_ids = [WorkerId(f"w{number}") for number in range(config.num_workers)]
+        self._numbers = {worker_id: number for number, worker_id in enumerate(self._worker_ids)}
+        self._caches = [LruCache(config.cache_blocks) for _ in range(config.num_workers)]
+        self._engines = make_engines(config)
+        self._truth = ReplicaView(-1, self._new_book(), OwnerIndex(self._worker_ids), 0.0)
+        self._replicas = self._make_replicas()
+        self._changes: list[CacheChange] = []
+        self._worker_of: dict[int, tuple[int, ReplicaView]] = {}
+        self._request_ids: list[RequestId] = []
+        self.first_token_s: list[float] = []
+        self.placed = [0] * config.num_workers
+        self.num_hit_blocks = 0
+
+    def run(self, requests: Sequence[TraceRequest], progress: Progress | None = None) -> PolicyResult:
+        self._request_ids = [RequestId(str(number)) for number in range(len(requests))]
+        self.first_token_s = [0.0] * len(requests)
+        for number, request in enumerate(requests):
+            self._advance(request.arrival_s)
+            self._place(number, request)
+            if progress is not None and number % PROGRESS_STEP == PROGRESS_STEP - 1:
+                progress(PROGRESS_STEP)
+        self._advance(float("inf"))
+        if progress is not None:
+            progress(len(requests) % PROGRESS_STEP)
+        ttft_s = [at_s - request.arrival_s for at_s, request in zip(self.first_token_s, requests, strict=True)]
+        num_blocks = sum(len(request.block_ids) for request in requests)
+        return summarize(ttft_s, [r.tenant for r in requests], self.num_hit_blocks, num_blocks, self.placed)
+
+    def _new_book(self) -> LoadBook:
+        config = self._config
+        max_num_seqs = _UNLIMITED_SEQS if config.engine is EngineKind.SERIAL else config.max_num_seqs
+        return LoadBook(
+            self._worker_ids,
+            max_num_seqs,
+            config.cache_blocks,
+            self._engines.prefill_rate(0),
+            self._engines.decode_step_s(0),
+        )
+
+    def _make_replicas(self) -> list[ReplicaView]:
+        config = self._config
+        has_exact_state = config.num_routers == 1 and config.engine is EngineKind.SERIAL
+        if has_exact_state or isinstance(self._policy, OraclePolicy):
+            return [self._truth]
+        lag_s = config.lag_s if config.engine is EngineKind.SERIAL else max(config.lag_s, config.report_period_s)
+        return [
+            ReplicaView(number, self._new_book(), OwnerIndex(self._worker_ids), lag_s)
+            for number in range(config.num_routers)
+        ]
+
+    def _place(self, number: int, request: TraceRequest) -> None:
+        now_s = request.arrival_s
+        view = self._replicas[number % len(self._replicas)]
+        if view is not self._truth:
+            if view.is_due(now_s):
+                self._sync(view, now_s)
+        elif self._config.engine is EngineKind.SHARED:
+            self._sync(view, now_s)  # exact state: as of this moment
+        placement = Placement(request.num_prompt_tokens, len(request.block_ids), self._config.block_size_tokens)
+        believed = view.index.match(request.block_ids)
+        chosen = self._policy.choose(placement, view.book.refresh(now_s), believed, self._random)
+        worker = self._numbers[chosen.worker_id]
+        num_hit = believed.get(chosen.worker_id, 0)
+        if view is not self._truth:
+            num_hit = self._truth.index.match(request.block_ids).get(chosen.worker_id, 0)
+        self._take(number, request, worker, num_hit, placement, view)
+
+    def _take(
+        self, number: int, request: TraceRequest, worker: int, num_hit: int, placement: Placement, view: ReplicaView
+    ) -> None:
+        now_s = request.arrival_s
+        num_uncached = placement.uncached_tokens(num_hit)
+        stored, evicted = self._caches[worker].use(request.block_ids)
+        change = CacheChange(worker, view.number, stored, evicted)
+        for each in {id(self._truth): self._truth, id(view): view}.values():
+            each.apply(change)
+            each.book.place(self._request_ids[number], worker, num_uncached, request.num_prompt_tokens, now_s)
+        if view is not self._truth:
+            self._changes.append(change)
+        self._worker_of[number] = (worker, view)
+        self._engines.submit(number, worker, num_uncached, request.num_output_tokens, now_s)
+        self.placed[worker] += 1
+        self.num_hit_blocks += num_hit
+
+    def _advance(self, until_s: float) -> None:
+        for event in self._engines.advance(until_s):
+            self._apply(event)
+
+    def _apply(self, event: EngineEvent) -> None:
+        worker, view = self._worker_of[event.request]
+        request_id = self._request_ids[event.request]
+        books = (self._truth.book,) if view is self._truth else (self._truth.book, view.book)
+        if event.is_first_token:
+            self.first_token_s[event.request] = event.time_s
+            for book in books:
+                book.first_token(request_id, worker, event.time_s)
+        else:
+            del self._worker_of[event.request]
+            for book in books:
+                book.end(request_id, worker, event.time_s)
+
+    def _sync(self, view: ReplicaView, now_s: float) -> None:
+        num_running = [candidate.num_running for candidate in self._truth.book.candidates]
+        pending = {
+            worker: self._engines.pending_prefill_tokens(worker, now_s)
+            for worker, count in enumerate(num_running)
+            if count
+        }
+        for worker in pending:
+            candidate = view.book.candidates[worker]
+            candidate.prefill_tokens_per_s = self._engines.prefill_rate(worker)
+            candidate.decode_step_s = self._engines.decode_step_s(worker)
+        view.sync(now_s, self._changes, pending, num_running)
