@@ -62,4 +62,4 @@ def test_the_image_and_make_install_the_same_torch() -> None:
     (argument,) = (line for line in dockerfile() if line.startswith("ARG TORCH="))
     version = argument.removeprefix("ARG TORCH=")
     assert version.startswith("torch==")
-    assert f"TORCH ?= {version}+cpu" in (ROOT / "Makefile").read_text()
+    assert f"TORCH ?= {version}\n" in (ROOT / "Makefile").read_text()
