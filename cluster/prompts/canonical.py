@@ -18,6 +18,7 @@ from cluster.prompts.lru import LruCache
 from cluster.prompts.policy import Granularity
 from cluster.prompts.probes import Probe, ProbeSet, probes_for
 from cluster.prompts.sandbox import CutText, TemplateSandbox
+from cluster.prompts.shared_start import SharedStart
 from cluster.prompts.template import PromptTemplate, canonical_json
 from cluster.prompts.tokenizer import Encoded
 
@@ -93,20 +94,21 @@ class CanonicalRenderer:
         now = self._encoder.clock()
         whole, *per_variable = self._sandbox.cut(tenant, template.sources, values, taints, now)
         roles = [role for role, _ in template.messages]
-        renderings = self._encode(roles, whole, self._probes.full(is_cut=whole.is_cut))
+        rendered = self._render(roles, whole, self._probes.full(is_cut=whole.is_cut))
         clock = self._clock_reading(whole, now)
-        if not renderings:
+        if len(rendered) < MIN_PROBES:
             return _Dated(CanonicalPrefix(), clock)
-        token_ids = common_prefix(rendering.token_ids for rendering in renderings)
+        start = SharedStart(self._encoder.tokenizer, self._encoder.tokenizer.encode_rendered(*rendered[0]))
+        token_ids = self._common_tokens(rendered, start)
         starts = {
-            name: self._start_of_dependence(roles, cut, token_ids)
+            name: self._start_of_dependence(roles, cut, token_ids, start)
             for name, cut in zip(shared, per_variable, strict=True)
         }
-        allowed = self._num_allowed(template.granularity, whole, renderings[0], len(token_ids))
+        allowed = self._num_allowed(template.granularity, whole, start.encoded, len(token_ids))
         return _Dated(CanonicalPrefix(token_ids, allowed, self._dependencies(starts, len(token_ids))), clock)
 
-    def _encode(self, roles: Sequence[str], cut: CutText, probes: Iterable[Probe]) -> list[Encoded]:
-        """Beginnings of the renderings with the probes that the chat template accepts; none if those are too few."""
+    def _render(self, roles: Sequence[str], cut: CutText, probes: Iterable[Probe]) -> list[tuple[str, str]]:
+        """(text, mark) of the conversations that the chat template accepts."""
         complete = cut.texts[:-1] if cut.is_cut else cut.texts
         fixed = [{"role": role, "content": text} for role, text in zip(roles, complete, strict=False)]
         rendered: list[tuple[str, str]] = []
@@ -117,22 +119,34 @@ class CanonicalRenderer:
                 rendered.append(self._encoder.render(turns, probe.tools or None, probe.add_generation_prompt))
             except InvalidRequestError:
                 continue  # this chat template never lets such a conversation happen
-        if len(rendered) < MIN_PROBES:
-            return []
-        # Behind the first difference only as much is tokenized as can still merge with what lies before it.
+        return rendered
+
+    def _common_tokens(self, rendered: Sequence[tuple[str, str]], start: SharedStart) -> tuple[int, ...]:
+        """The common prefix of the renderings' tokens and of `start`'s.
+
+        Behind the first difference only as much is tokenized as can still merge with what lies before it.
+        """
         texts = [text for text, _ in rendered]
         length = num_equal(min(texts), max(texts)) + _MERGE_WINDOW_CHARS
-        distinct = dict.fromkeys((text[:length], mark) for text, mark in rendered)
-        return [self._encoder.tokenizer.encode_rendered(text, mark) for text, mark in distinct]
+        common = start.encoded.token_ids
+        for text, mark in dict.fromkeys((text[:length], mark) for text, mark in rendered):
+            if mark in text:  # escaped look-alikes: positions in the text are not those of the tokens
+                token_ids = self._encoder.tokenizer.encode_rendered(text, mark).token_ids
+            else:
+                token_ids = start.token_ids(text, num_equal(text, start.encoded.text))
+            common = common[: num_equal(common, token_ids)]
+        return common
 
-    def _start_of_dependence(self, roles: Sequence[str], cut: CutText, token_ids: tuple[int, ...]) -> int:
+    def _start_of_dependence(
+        self, roles: Sequence[str], cut: CutText, token_ids: tuple[int, ...], start: SharedStart
+    ) -> int:
         """The number of leading tokens that one more tainted variable leaves alone."""
         if not cut.is_cut:
             return len(token_ids)
-        renderings = self._encode(roles, cut, self._probes.contents_only())
-        if not renderings:
+        rendered = self._render(roles, cut, self._probes.contents_only())
+        if len(rendered) < MIN_PROBES:
             return 0
-        return len(common_prefix([token_ids, *(rendering.token_ids for rendering in renderings)]))
+        return num_equal(token_ids, self._common_tokens(rendered, start))
 
     def _dependencies(self, starts: Mapping[str, int], num_tokens: int) -> tuple[tuple[str, ...], ...]:
         size = self._block_size
@@ -151,15 +165,6 @@ class CanonicalRenderer:
         if self._encoder.template is not None:
             formats |= self._encoder.template.clock_formats
         return tuple((fmt, now.strftime(fmt)) for fmt in sorted(formats))
-
-
-def common_prefix(sequences: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The longest tuple with which all of `sequences` begin."""
-    iterator = iter(sequences)
-    prefix = next(iterator)
-    for sequence in iterator:
-        prefix = prefix[: num_equal(prefix, sequence)]
-    return prefix
 
 
 def num_equal(left: Sequence[Any], right: Sequence[Any]) -> int:

@@ -10,6 +10,7 @@ from cluster.api.prompt import CallerIdentity
 from cluster.api.scope import Scope, ScopeFields, ScopeSpan
 from cluster.prompts.builder import PromptBuilder
 from cluster.prompts.control_tokens import ControlTokens, choose_mark
+from cluster.prompts.shared_start import SharedStart
 from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.weights
@@ -68,7 +69,8 @@ def test_a_look_alike_cut_in_two_messages_stays_text(builder: PromptBuilder, tok
 
 def test_text_without_look_alikes_is_tokenized_ordinarily(tokenizer: Tokenizer) -> None:
     for text in ["Hello  world\n\n", "你好 <b>x</b> 12345", "𝔘nicode \U000f0000 \x00 é", "  "]:
-        assert tokenizer.encode_plain(text) == tokenizer.encode(text)
+        plain, ordinary = tokenizer.encode_plain(text), tokenizer.encode(text)
+        assert (plain.token_ids, plain.offsets) == (ordinary.token_ids, ordinary.offsets)
 
 
 def test_the_mark_occurs_in_no_value() -> None:
@@ -119,3 +121,16 @@ def test_a_bare_prompt_cannot_place_control_tokens_but_token_ids_can(builder: Pr
     for bad in ([], [-1], [49152], [True], ["x"]):
         with pytest.raises(InvalidRequestError):
             builder.tokens(ALICE, bad)
+
+
+def test_a_shared_start_changes_no_token(tokenizer: Tokenizer) -> None:
+    """Tokenizing from shortly before a difference gives what tokenizing from the beginning gives."""
+    base = "The 12 quick  brown 狐狸 jumped\n\nover <b>lazy</b> dogs' 3.14 times 🦊. " * 12 + "a" * 300 + " end of it " * 9
+    start = SharedStart(tokenizer, tokenizer.encode(base))
+    num_saved = 0
+    for cut in range(0, len(base), 7):
+        for continuation in ("", "x", "\n\n", " 7", "'s", "好"):
+            text = base[:cut] + continuation
+            assert start.token_ids(text, cut) == tokenizer.encode(text).token_ids
+        num_saved += cut > 200
+    assert num_saved > 0
