@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import uuid
+from collections.abc import Sequence
 
 import torch
 
 from cache_service.block_key import ModelIdentity
 from cluster.api.errors import NotFoundError
+from workers.forward_model import ForwardModel
 from workers.kv_cache import KVCache
-from workers.model.batch import Batch, build_batch
+from workers.model.batch import build_batch
 from workers.model.native_model import NativeModel, refuse_unsupported
-from workers.model.row_padding import RowPadding
 from workers.model.spec import ModelSpec, spec_from_config
 from workers.model.torch_model import TorchModel
 from workers.model.weights import ModelWeights, load_weights
@@ -23,26 +23,12 @@ from workers.model_source import ModelSource, ProgressCallback, no_progress, res
 from workers.native.build import NativeUnavailableError, supported_isas
 from workers.runner_config import RunnerConfig
 from workers.sampler import Sampler
+from workers.self_test import SelfTestReport, run_self_test
 from workers.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-class ForwardModel(Protocol):
-    """A way to compute a step. `kv_layout` names how it lays K and V out inside a block."""
-
-    spec: ModelSpec
-    dtype: torch.dtype
-    kv_layout: str
-    row_padding: RowPadding
-
-    def kv_block_shape(self, block_size: int) -> tuple[int, ...]: ...
-
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Writes K and V of the batch in place; float32 logits [samples, vocab]."""
-        ...
 
 
 class CpuModelRunner:
@@ -56,7 +42,6 @@ class CpuModelRunner:
         self._numerics = numerics
         self._max_model_len = _max_model_len(config, model.spec)
         self._sampler = Sampler(model.spec.eos_token_ids)
-        self._padded_rows: Callable[[int], int] | None = model.row_padding if model.row_padding.variant_counts else None
         self._identity = ModelIdentity(
             model=source.name,
             weights_digest=source.weights_digest,
@@ -110,7 +95,7 @@ class CpuModelRunner:
         for row in step.rows:
             if row.adapter is not None:
                 self.adapter_digest(row.adapter)
-        batch = build_batch(step.rows, self.block_size, self._config.layout, self._padded_rows)
+        batch = build_batch(step.rows, self.block_size, self._config.layout, self._model.row_tile.pad)
         return self._model.forward(batch, self._cache)
 
     def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
@@ -135,9 +120,21 @@ def load_runner(config: RunnerConfig, progress: ProgressCallback = no_progress) 
     dtype = resolve_dtype(config.dtype)
     weights = load_weights(source, hf_config, spec, dtype, progress)
     model = make_model(config, spec, weights, progress)
-    cache = make_cache(config, model)
+    report = _test(config, model, progress)
+    runner = CpuModelRunner(config, model, make_cache(config, model), source, _numerics_digest(model, report))
     progress("ready", 1.0)
-    return CpuModelRunner(config, model, cache, source, _numerics_digest(model))
+    return runner
+
+
+def _test(config: RunnerConfig, model: ForwardModel, progress: ProgressCallback) -> SelfTestReport | None:
+    if not config.self_test:
+        return None
+    progress("testing that no row feels another", 0.0)
+    report = run_self_test(
+        model, config.block_size, config.max_num_batched_tokens, config.max_num_seqs, may_tile=config.row_padding
+    )
+    progress("testing that no row feels another", 1.0)
+    return report
 
 
 def make_model(
@@ -149,7 +146,7 @@ def make_model(
         try:
             refuse_unsupported(spec, weights.embedding.dtype, config.block_size)
             progress("compiling kernels", 0.0)
-            return NativeModel(spec, weights, max_model_len, config.block_size, supported_isas()[0])
+            return NativeModel(spec, weights, max_model_len, supported_isas()[0])
         except NativeUnavailableError as error:
             if config.kernel == "native":
                 raise
@@ -191,13 +188,19 @@ def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
     return config.max_model_len
 
 
-def _numerics_digest(model: ForwardModel) -> str:
+def _numerics_digest(model: ForwardModel, report: SelfTestReport | None) -> str:
+    """Equal on two workers exactly when each may go on with the other's streams."""
+    if report is None or not report.is_bit_exact:
+        return f"inexact-{uuid.uuid4().hex}"  # equal to nobody's
     facts = (
         platform.machine(),
         torch.backends.cpu.get_cpu_capability(),
         torch.__version__,
         str(torch.get_num_threads()),
         str(model.dtype),
+        model.kernel,
         model.kv_layout,
+        str(report.row_tile),
+        report.step_digest,
     )
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()

@@ -30,15 +30,11 @@ class Batch:
         return len(self.token_ids)
 
 
-def build_batch(
-    rows: list[StepRow], block_size: int, layout: str = "packed", padded_rows: Callable[[int], int] | None = None
-) -> Batch:
-    """Packs the rows one after the other, or each padded to the longest. `padded_rows` rounds the token count up."""
+def build_batch(rows: list[StepRow], block_size: int, layout: str, pad_rows: Callable[[int], int]) -> Batch:
+    """Packs the rows one after the other, or each padded to the longest. `pad_rows` rounds the token count up."""
     longest = max(len(row.token_ids) for row in rows)
     spans = [longest if layout == "padded" else len(row.token_ids) for row in rows]
-    total = sum(spans)
-    if padded_rows is not None:
-        total = padded_rows(total)
+    total = pad_rows(sum(spans))
     ints = np.zeros((5, total), dtype=np.int32)
     token_ids, positions, row_of, slot_blocks, slot_offsets = ints
     slot_blocks.fill(-1)

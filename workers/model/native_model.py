@@ -1,26 +1,28 @@
-"""The forward pass in C (workers/native): bfloat16, one call per step, bits independent of the batch by construction."""
+"""The forward pass in C (workers/native): bfloat16, one call per step, bits free of the batch by construction."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from ctypes import POINTER, c_int64, pointer
+from functools import partial
 
-import numpy as np
 import torch
 
 from workers.kv_cache import KVCache
 from workers.model.batch import Batch
+from workers.model.linear import Product, RowTile
 from workers.model.rotary import rotary_table
-from workers.model.row_padding import RowPadding
 from workers.model.spec import ModelSpec
 from workers.model.weights import LayerWeights, ModelWeights
 from workers.native.arena import Arena
 from workers.native.build import Isa, NativeUnavailableError, load_library
 from workers.native.packing import BLOCK, PackedLinear, blocks_of, gated_order, pack, packed_bytes, plain_order
-from workers.native.structs import PHASE_NAMES, BatchStruct, LayerStruct, ModelStruct, StepStruct
+from workers.native.structs import PHASE_NAMES, BatchStruct, LayerStruct, ModelStruct, PackedStruct, StepStruct
 
 KV_LAYOUT = "paired16"
 TILE_TOKENS = 64
+GROUP_TOKENS = 16
 _MAX_HEAD_DIM = 256
 
 
@@ -28,11 +30,12 @@ class NativeModel:
     """Holds packed weights, buffers for the largest step seen so far, and a pool of threads of its own."""
 
     kv_layout = KV_LAYOUT
-    row_padding = RowPadding()
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, max_model_len: int, block_size: int, isa: Isa) -> None:
-        refuse_unsupported(spec, weights.embedding.dtype, block_size)
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, max_model_len: int, isa: Isa) -> None:
+        refuse_unsupported(spec, weights.embedding.dtype)
         self.spec, self.isa = spec, isa
+        self.kernel = f"native-{isa.name}"
+        self.row_tile = RowTile()  # stays as it is: the kernels need none
         self.dtype = weights.embedding.dtype
         self._library = load_library(isa)
         self.threads = torch.get_num_threads()
@@ -40,13 +43,13 @@ class NativeModel:
         if not self._pool:
             raise NativeUnavailableError(f"the system refuses the {isa.name} registers")
         self._kept: list[object] = []  # what the structures point to
-        self._model = self._make_model(weights, max_model_len, block_size)
+        self._model = self._make_model(weights, max_model_len)
         self._step = StepStruct(model=pointer(self._model))
         self._batch = BatchStruct()
         self._step.batch = pointer(self._batch)
         self._buffers = _Buffers(spec)
-        self._logits = torch.empty(0, blocks_of(spec.vocab_size) * BLOCK)
-        self._top_tokens = np.empty(0, dtype=np.int32)
+        self._local = threading.local()
+        self._lock = threading.Lock()
         self.phase_ns = (c_int64 * len(PHASE_NAMES))()
 
     def close(self) -> None:
@@ -56,43 +59,64 @@ class NativeModel:
             self._pool = None
 
     def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
+        if block_size % GROUP_TOKENS:
+            raise ValueError(f"block_size is {block_size}, the kernels take multiples of {GROUP_TOKENS}")
         return (self.spec.num_kv_heads, 2, block_size * self.spec.head_dim)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Logits [samples, vocab] float32, valid until the next call; `top_tokens` then holds each row's argmax."""
+        """Logits [samples, vocab] float32, valid until the calling thread's next call."""
         count = len(batch.sample_tokens)
-        self._reserve(batch.num_tokens, count)
-        where = self._batch
+        logits = self._logits_for(count)
+        with self._lock:  # runners in several threads may share the weights, and with them the buffers
+            self._point_at(batch, cache, logits)
+            if self._library.ww_step(self._pool, ctypes.byref(self._step)) != 0:
+                raise NativeUnavailableError(f"{self.spec.num_layers} layers are more than a step has phases for")
+        return logits[:count, : self.spec.vocab_size]
+
+    def _point_at(self, batch: Batch, cache: KVCache, logits: torch.Tensor) -> None:
+        count = len(batch.sample_tokens)
+        if max(batch.num_tokens, count) > self._buffers.capacity:
+            self._buffers.grow(max(batch.num_tokens, count))
+            self._buffers.fill_in(self._step)
+        where, model = self._batch, self._model
         where.num_tokens, where.num_samples, where.table_stride = batch.num_tokens, count, batch.block_tables.shape[1]
         where.token_ids, where.positions = batch.token_ids.ctypes.data, batch.positions.ctypes.data
         where.row_of, where.tables = batch.row_of.ctypes.data, batch.block_tables.ctypes.data
         where.slot_blocks, where.slot_offsets = batch.slot_blocks.ctypes.data, batch.slot_offsets.ctypes.data
         where.sample_tokens = batch.sample_tokens.ctypes.data
-        where.kv, self._model.num_blocks = cache.data.data_ptr(), cache.num_blocks
-        if self._library.ww_step(self._pool, ctypes.byref(self._step)) != 0:
-            raise NativeUnavailableError(f"{self.spec.num_layers} layers are more than a step has phases for")
-        return self._logits[:count, : self.spec.vocab_size]
+        where.logits, where.logits_stride = logits.data_ptr(), logits.shape[1]
+        where.kv, model.num_blocks = cache.data.data_ptr(), cache.num_blocks
+        model.block_size = cache.data.shape[-1] // self.spec.head_dim
 
-    @property
-    def top_tokens(self) -> np.ndarray:
-        """The token with the highest logit, lowest id among equals, of each row that the last step sampled."""
-        return self._top_tokens
+    def _logits_for(self, num_samples: int) -> torch.Tensor:
+        """The calling thread's own, grown when it must be."""
+        logits: torch.Tensor | None = getattr(self._local, "logits", None)
+        if logits is None or len(logits) < num_samples:
+            logits = torch.empty(max(8, num_samples), blocks_of(self.spec.vocab_size) * BLOCK)
+            self._local.logits = logits
+        return logits
+
+    def row_products(self) -> dict[str, tuple[int, Product]]:
+        """(input size, product) per kind; layers share their shapes, so the first stands for all."""
+        layer = self._model.layers[0]
+        kinds = {name: getattr(layer, name) for name in ("qkv", "out", "gate_up", "down")}
+        kinds["lm_head"] = self._model.lm_head
+        return {name: (packed.k, partial(self._product, packed)) for name, packed in kinds.items()}
+
+    def _product(self, packed: PackedStruct, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(blocks_of(len(x)) * BLOCK, packed.k_blocks * BLOCK + BLOCK, dtype=torch.bfloat16)
+        rows[: len(x), : packed.k] = x
+        out = torch.empty(len(x), packed.n_blocks * BLOCK)
+        self._library.ww_product(
+            ctypes.byref(packed), rows.data_ptr(), rows.shape[1], len(x), out.data_ptr(), out.shape[1]
+        )
+        return out[:, : packed.n]
 
     def measure_phases(self, enabled: bool) -> None:
         """Adds up nanoseconds per phase kind in `phase_ns`, as the calling thread sees them."""
         self._step.phase_ns = ctypes.cast(self.phase_ns, POINTER(c_int64)) if enabled else None
 
-    def _reserve(self, num_tokens: int, num_samples: int) -> None:
-        if num_tokens > self._buffers.capacity or num_samples > self._buffers.capacity:
-            self._buffers.grow(max(num_tokens, num_samples))
-            self._buffers.fill_in(self._step)
-        if num_samples > len(self._logits):
-            self._logits = torch.empty(-(-num_samples // 8) * 8, self._logits.shape[1])
-            self._top_tokens = np.zeros(len(self._logits), dtype=np.int32)
-            self._batch.logits, self._batch.logits_stride = self._logits.data_ptr(), self._logits.shape[1]
-            self._batch.top_tokens = self._top_tokens.ctypes.data
-
-    def _make_model(self, weights: ModelWeights, max_model_len: int, block_size: int) -> ModelStruct:
+    def _make_model(self, weights: ModelWeights, max_model_len: int) -> ModelStruct:
         spec = self.spec
         arena = Arena(_arena_bytes(spec))
         tables = {layer.rope: rotary_table(layer.rope, spec.head_dim, max_model_len) for layer in spec.layers}
@@ -107,8 +131,8 @@ class NativeModel:
             num_layers=spec.num_layers, hidden=spec.hidden_size, intermediate=spec.intermediate_size,
             num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, vocab=spec.vocab_size,
             gelu=int(spec.activation == "gelu_tanh"), eps=spec.rms_eps, attention_scale=spec.attention_scale,
-            embedding_scale=float(torch.tensor(spec.embedding_scale).to(self.dtype)), block_size=block_size,
-            tile_tokens=TILE_TOKENS, embedding=embedding.data_ptr(), final_norm=self._norm(weights.final_norm),
+            embedding_scale=float(torch.tensor(spec.embedding_scale).to(self.dtype)), tile_tokens=TILE_TOKENS,
+            embedding=embedding.data_ptr(), final_norm=self._norm(weights.final_norm),
             layers=layers, lm_head=lm_head.struct,
         )  # fmt: skip
 
@@ -176,12 +200,12 @@ class _Buffers:
         step.query_stride, step.act_stride = self._query, self._act
 
 
-def refuse_unsupported(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> None:
+def refuse_unsupported(spec: ModelSpec, dtype: torch.dtype, block_size: int = GROUP_TOKENS) -> None:
     """Raises NativeUnavailableError, naming what the kernels do not do."""
     if dtype != torch.bfloat16:
         raise NativeUnavailableError(f"the kernels compute in bfloat16, not {str(dtype).removeprefix('torch.')}")
-    if block_size % 16:
-        raise NativeUnavailableError(f"block_size is {block_size}, the kernels take multiples of 16")
+    if block_size % GROUP_TOKENS:
+        raise NativeUnavailableError(f"block_size is {block_size}, the kernels take multiples of {GROUP_TOKENS}")
     if spec.head_dim % 16 or spec.head_dim > _MAX_HEAD_DIM:
         raise NativeUnavailableError(f"head_dim is {spec.head_dim}, the kernels take multiples of 16 up to 256")
 

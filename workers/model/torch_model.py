@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from workers.attention.torch_paged import kv_block_shape, paged_attention, write_kv
 from workers.kv_cache import KVCache
 from workers.model.batch import Batch
-from workers.model.linear import make_linear
+from workers.model.linear import Linear, Product, RowTile
 from workers.model.rotary import rotary_table
-from workers.model.row_padding import RowPadding
 from workers.model.spec import LayerSpec, ModelSpec
 from workers.model.weights import LayerWeights, ModelWeights
 
@@ -21,24 +20,35 @@ KV_LAYOUT = "plain"
 class TorchModel:
     """Reads a Batch, writes K and V into the cache in place, returns float32 logits of the sampled tokens."""
 
+    kernel = "torch"
     kv_layout = KV_LAYOUT
 
-    def __init__(
-        self, spec: ModelSpec, weights: ModelWeights, max_model_len: int, row_padding: RowPadding | None = None
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, max_model_len: int) -> None:
         self.spec = spec
         self.dtype = weights.embedding.dtype
-        self.row_padding = row_padding or RowPadding()
+        self.row_tile = RowTile()
         self._embedding = weights.embedding
         # Gemma's scale is rounded to the model's dtype before it multiplies.
         self._embedding_scale = torch.tensor(spec.embedding_scale).to(self.dtype)
         tables = {layer.rope: rotary_table(layer.rope, spec.head_dim, max_model_len) for layer in spec.layers}
         self.layers = [
-            TorchLayer(spec, layer, part, tables[layer.rope])
+            TorchLayer(spec, layer, part, tables[layer.rope], self.row_tile)
             for layer, part in zip(spec.layers, weights.layers, strict=True)
         ]
         self._final_norm = Norm(weights.final_norm, spec)
-        self.lm_head = make_linear(weights.lm_head)
+        self.lm_head = Linear(weights.lm_head, None, self.row_tile)
+
+    def row_products(self) -> dict[str, tuple[int, Product]]:
+        """(input size, product) per kind; layers share their shapes, so the first stands for all."""
+        layer = self.layers[0]
+        kinds = {
+            "qkv": layer.qkv,
+            "out": layer.out,
+            "gate_up": layer.gate_up,
+            "down": layer.down,
+            "lm_head": self.lm_head,
+        }
+        return {name: (linear.in_size, linear.product) for name, linear in kinds.items()}
 
     def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
         return kv_block_shape(self.spec.num_kv_heads, block_size, self.spec.head_dim)
@@ -57,7 +67,7 @@ class TorchModel:
         count = len(sample_tokens)
         if count == 0:
             return torch.empty(0, self.spec.vocab_size)
-        wanted = np.zeros(self.row_padding(count), dtype=np.int64)
+        wanted = np.zeros(self.row_tile.pad(count), dtype=np.int64)
         wanted[:count] = sample_tokens
         rows = self._final_norm(hidden[torch.from_numpy(wanted)])
         return self.lm_head(rows)[:count].float()
@@ -82,7 +92,12 @@ class TorchLayer:
     """One layer."""
 
     def __init__(
-        self, spec: ModelSpec, layer: LayerSpec, weights: LayerWeights, table: tuple[torch.Tensor, torch.Tensor]
+        self,
+        spec: ModelSpec,
+        layer: LayerSpec,
+        weights: LayerWeights,
+        table: tuple[torch.Tensor, torch.Tensor],
+        tile: RowTile,
     ) -> None:
         self._spec, self._window = spec, layer.window
         self._cos, self._sin = table
@@ -94,10 +109,10 @@ class TorchLayer:
             None if weights.after_attention_norm is None else Norm(weights.after_attention_norm, spec)
         )
         self._after_mlp = _norm(weights.after_mlp_norm, spec)
-        self.qkv = make_linear(weights.qkv, weights.qkv_bias)
-        self.out = make_linear(weights.out, weights.out_bias)
-        self.gate_up = make_linear(weights.gate_up)
-        self.down = make_linear(weights.down)
+        self.qkv = Linear(weights.qkv, weights.qkv_bias, tile)
+        self.out = Linear(weights.out, weights.out_bias, tile)
+        self.gate_up = Linear(weights.gate_up, None, tile)
+        self.down = Linear(weights.down, None, tile)
 
     def forward(self, hidden: torch.Tensor, batch: Batch, blocks: torch.Tensor) -> torch.Tensor:
         attended = self._attend(self._input_norm(hidden), batch, blocks)

@@ -103,15 +103,3 @@ static void rotate_and_store(const Step *s, int layer, int token) {
                     x + (long)m->num_kv_heads * m->head_dim, m->head_dim);
     }
 }
-
-// The lowest id among the highest logits. NaN never wins.
-static int32_t argmax(const float *x, int size) {
-    F16 top = f16_set(-INFINITY);
-    int i = 0;
-    for (; i + 16 <= size; i += 16) top = f16_max(f16_load(x + i), top);
-    float highest = f16_highest(top);
-    for (; i < size; i++) highest = x[i] > highest ? x[i] : highest;
-    for (i = 0; i < size; i++)
-        if (x[i] == highest) return i;
-    return 0;
-}

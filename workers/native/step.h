@@ -28,7 +28,6 @@ typedef struct {
     const int32_t *token_ids, *positions, *row_of, *slot_blocks, *slot_offsets, *tables, *sample_tokens;
     bf16 *kv;               // [layers][blocks][kv_heads][K: block_size · head_dim | V: the same]
     float *logits;          // [samples][logits_stride]
-    int32_t *top_tokens;    // [samples] the token with the highest logit, the lowest id among equals
 } Batch;
 
 typedef struct {

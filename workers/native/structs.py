@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_long, c_void_p
 
 PHASE_NAMES = (
-    "embed", "norm", "qkv", "rotate", "attention", "out", "gate_up", "down", "final_norm", "lm_head", "argmax",
+    "embed", "norm", "qkv", "rotate", "attention", "out", "gate_up", "down", "final_norm", "lm_head",
 )  # fmt: skip
 
 
@@ -77,7 +77,6 @@ class BatchStruct(Structure):
         ("sample_tokens", c_void_p),
         ("kv", c_void_p),
         ("logits", c_void_p),
-        ("top_tokens", c_void_p),
     )
 
 
