@@ -11,6 +11,7 @@ from cluster.commands.bench import bench
 from cluster.commands.bench_peers import bench_peers
 from cluster.commands.keys import keys_app
 from cluster.commands.serve import serve
+from router.simulate.cli import EXAMPLES, simulate
 
 app = typer.Typer(
     name="watchword",
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(bench)
 app.command("bench-peers")(bench_peers)
+app.command(help=EXAMPLES)(simulate)
 app.add_typer(keys_app, name="keys")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -42,8 +43,10 @@ class Simulation:
         self._numbers = {worker_id: number for number, worker_id in enumerate(self._worker_ids)}
         self._caches = [LruCache(config.cache_blocks) for _ in range(config.num_workers)]
         self._engines = make_engines(config)
-        self._truth = ReplicaView(-1, self._new_book(), OwnerIndex(self._worker_ids), 0.0)
+        self._truth = ReplicaView(-1, self._new_book(), OwnerIndex(self._worker_ids))
         self._replicas = self._make_replicas()
+        self._lag_s = config.lag_s if config.engine is EngineKind.SERIAL else max(config.lag_s, config.report_period_s)
+        self._next_sync_s = 0.0 if self._replicas[0] is not self._truth and self._lag_s < math.inf else math.inf
         self._changes: list[CacheChange] = []
         self._worker_of: dict[int, tuple[int, ReplicaView]] = {}
         self._request_ids: list[RequestId] = []
@@ -55,6 +58,7 @@ class Simulation:
         self._request_ids = [RequestId(str(number)) for number in range(len(requests))]
         self.first_token_s = [0.0] * len(requests)
         for number, request in enumerate(requests):
+            self._sync_until(request.arrival_s)
             self._advance(request.arrival_s)
             self._place(number, request)
             if progress is not None and number % PROGRESS_STEP == PROGRESS_STEP - 1:
@@ -82,20 +86,22 @@ class Simulation:
         has_exact_state = config.num_routers == 1 and config.engine is EngineKind.SERIAL
         if has_exact_state or isinstance(self._policy, OraclePolicy):
             return [self._truth]
-        lag_s = config.lag_s if config.engine is EngineKind.SERIAL else max(config.lag_s, config.report_period_s)
         return [
-            ReplicaView(number, self._new_book(), OwnerIndex(self._worker_ids), lag_s)
+            ReplicaView(number, self._new_book(), OwnerIndex(self._worker_ids), self._guesses())
             for number in range(config.num_routers)
         ]
+
+    def _guesses(self) -> list[LruCache] | None:
+        """A replica that hears of no eviction can only guess them, from its own requests."""
+        config = self._config
+        is_told = config.lag_s < math.inf
+        return None if is_told else [LruCache(config.cache_blocks) for _ in range(config.num_workers)]
 
     def _place(self, number: int, request: TraceRequest) -> None:
         now_s = request.arrival_s
         view = self._replicas[number % len(self._replicas)]
-        if view is not self._truth:
-            if view.is_due(now_s):
-                self._sync(view, now_s)
-        elif self._config.engine is EngineKind.SHARED:
-            self._sync(view, now_s)  # exact state: as of this moment
+        if view is self._truth and self._config.engine is EngineKind.SHARED:
+            self._sync(now_s)  # exact state: as of this moment
         placement = Placement(request.num_prompt_tokens, len(request.block_ids), self._config.block_size_tokens)
         believed = view.index.match(request.block_ids)
         chosen = self._policy.choose(placement, view.book.refresh(now_s), believed, self._random)
@@ -112,10 +118,11 @@ class Simulation:
         num_uncached = placement.uncached_tokens(num_hit)
         stored, evicted = self._caches[worker].use(request.block_ids)
         change = CacheChange(worker, view.number, stored, evicted)
-        for each in {id(self._truth): self._truth, id(view): view}.values():
-            each.apply(change)
-            each.book.place(self._request_ids[number], worker, num_uncached, request.num_prompt_tokens, now_s)
+        self._truth.apply(change)
+        self._truth.book.place(self._request_ids[number], worker, num_uncached, request.num_prompt_tokens, now_s)
         if view is not self._truth:
+            view.take_own(change, request.block_ids)
+            view.book.place(self._request_ids[number], worker, num_uncached, request.num_prompt_tokens, now_s)
             self._changes.append(change)
         self._worker_of[number] = (worker, view)
         self._engines.submit(number, worker, num_uncached, request.num_output_tokens, now_s)
@@ -139,15 +146,27 @@ class Simulation:
             for book in books:
                 book.end(request_id, worker, event.time_s)
 
-    def _sync(self, view: ReplicaView, now_s: float) -> None:
+    def _sync_until(self, until_s: float) -> None:
+        """All replicas learn at the same moments, `lag_s` apart. That is the worst case: they err in the same way."""
+        if self._lag_s == 0.0 and self._next_sync_s < math.inf:
+            self._advance(until_s)
+            self._sync(until_s)
+            return
+        while self._next_sync_s <= until_s:
+            self._advance(self._next_sync_s)
+            self._sync(self._next_sync_s)
+            self._next_sync_s += self._lag_s
+
+    def _sync(self, now_s: float) -> None:
         num_running = [candidate.num_running for candidate in self._truth.book.candidates]
         pending = {
             worker: self._engines.pending_prefill_tokens(worker, now_s)
             for worker, count in enumerate(num_running)
             if count
         }
-        for worker in pending:
-            candidate = view.book.candidates[worker]
-            candidate.prefill_tokens_per_s = self._engines.prefill_rate(worker)
-            candidate.decode_step_s = self._engines.decode_step_s(worker)
-        view.sync(now_s, self._changes, pending, num_running)
+        for view in self._replicas:
+            for worker in pending:
+                candidate = view.book.candidates[worker]
+                candidate.prefill_tokens_per_s = self._engines.prefill_rate(worker)
+                candidate.decode_step_s = self._engines.decode_step_s(worker)
+            view.sync(now_s, self._changes, pending, num_running)

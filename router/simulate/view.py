@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.api.ids import RequestId, WorkerId
 from router.policy import Candidate
+from router.simulate.lru_cache import LruCache
 from router.simulate.owner_index import OwnerIndex
 from router.worker_load import Reservation, WorkerLoad
 
@@ -51,14 +51,15 @@ class LoadBook:
 
 
 class ReplicaView:
-    """A book and an index of its own, corrected from the truth every `lag_s` seconds; infinity: never."""
+    """A book and an index of its own, corrected from the truth by `sync`."""
 
-    def __init__(self, number: int, book: LoadBook, index: OwnerIndex, lag_s: float) -> None:
+    def __init__(
+        self, number: int, book: LoadBook, index: OwnerIndex, guesses: Sequence[LruCache] | None = None
+    ) -> None:
         self.number = number
         self.book = book
         self.index = index
-        self._lag_s = lag_s
-        self._next_sync_s = 0.0 if lag_s < math.inf else math.inf
+        self._guesses = guesses
         self._num_seen_changes = 0
 
     def sync(
@@ -77,10 +78,12 @@ class ReplicaView:
             if change.origin != self.number:
                 self.apply(change)
         self._num_seen_changes = len(changes)
-        self._next_sync_s = now_s + self._lag_s
 
-    def is_due(self, now_s: float) -> bool:
-        return now_s >= self._next_sync_s
+    def take_own(self, change: CacheChange, block_ids: Sequence[int]) -> None:
+        """A request that this replica placed: it knows what is stored, and hears or guesses what is evicted for it."""
+        if self._guesses is not None:
+            change = CacheChange(change.worker, change.origin, *self._guesses[change.worker].use(block_ids))
+        self.apply(change)
 
     def apply(self, change: CacheChange) -> None:
         self.index.add(change.worker, change.stored)
