@@ -58,6 +58,8 @@ class _Buckets:
         positions = hits.argmax(axis=1)
         found = hits.any(axis=1)
         positions += buckets * BUCKET
+        if found.all():
+            return positions
         positions[~found] = -1
         chained = np.flatnonzero(~found & self.overflowed[buckets])
         while chained.size:
@@ -184,5 +186,5 @@ def _num_buckets(expected: int) -> int:
 def _get(table: _Buckets, prints: Fingerprints) -> Values:
     positions = table.find(prints)
     values = table.flat_values[positions]
-    values[positions < 0] = 0
+    values *= positions >= 0
     return values

@@ -16,6 +16,7 @@ from cluster.api.ids import BlockKey
 
 FINGERPRINT_BYTES = 8
 Fingerprints = NDArray[np.uint64]
+_ONE = np.uint64(1)
 
 
 def fingerprint(key: BlockKey) -> bytes:
@@ -23,11 +24,17 @@ def fingerprint(key: BlockKey) -> bytes:
 
 
 def fingerprints(keys: Sequence[BlockKey]) -> Fingerprints:
-    """[n] uint64. A key that is already cut to its fingerprint is accepted too. Raises ValueError for shorter ones."""
-    packed = b"".join([key[:FINGERPRINT_BYTES] for key in keys])
-    if len(packed) != FINGERPRINT_BYTES * len(keys):
+    """[n] uint64. Keys that are already cut to their fingerprints are accepted too. Raises ValueError for shorter ones.
+
+    0 becomes 1, since 0 means "free" in the table.
+    """
+    packed = b"".join(keys)
+    stride = len(packed) // (FINGERPRINT_BYTES * len(keys)) if keys else 1
+    if not (keys and len(keys[0]) == len(keys[-1]) == stride * FINGERPRINT_BYTES) or len(set(map(len, keys))) > 1:
+        packed, stride = b"".join([key[:FINGERPRINT_BYTES] for key in keys]), 1
+    if len(packed) != stride * FINGERPRINT_BYTES * len(keys):
         raise ValueError(f"a block key has fewer than {FINGERPRINT_BYTES} bytes")
-    return np.maximum(np.frombuffer(packed, dtype="<u8"), np.uint64(1))  # 0 means "free" in the table
+    return np.maximum(np.frombuffer(packed, dtype="<u8")[::stride], _ONE)
 
 
 def unpack(packed: bytes) -> tuple[BlockKey, ...]:

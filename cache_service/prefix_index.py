@@ -185,11 +185,13 @@ class InMemoryPrefixIndex:
                 if mask is last:  # runs of blocks with the same owners are the rule
                     continue
                 last = mask
-                if alive & ~mask and depth:
-                    self._note(matched, alive & ~mask, depth)
-                alive &= mask
-                if not alive:
-                    return matched
+                left = alive & mask
+                if left != alive:
+                    if depth:
+                        self._note(matched, alive ^ left, depth)
+                    if not left:
+                        return matched
+                    alive = left
         if alive > 0:
             self._note(matched, alive, len(keys))
         return matched
