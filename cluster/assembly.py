@@ -132,6 +132,7 @@ def _metrics(router: RemoteRouter) -> GatewayMetrics:
 
     async def refresh() -> None:
         collector.stats = await router.stats()
+        collector.num_local_routes = router.num_local_routes
 
     metrics.refresh = refresh
     return metrics

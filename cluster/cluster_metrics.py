@@ -18,10 +18,14 @@ class ClusterCollector(Collector):
 
     def __init__(self) -> None:
         self.stats: RouterStats | None = None
+        self.num_local_routes = 0
 
     def collect(self) -> Iterator[Metric]:
         stats = self.stats
         yield GaugeMetricFamily("watchword_router_up", "1 while the router answers", 0 if stats is None else 1)
+        yield CounterMetricFamily(
+            "watchword_local_routes", "Placements by this gateway alone, without a router", self.num_local_routes
+        )
         if stats is None:
             return
         yield GaugeMetricFamily("watchword_reservations", "Places held for requests", stats.num_reservations)

@@ -13,13 +13,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cluster.api.errors import UnavailableError, WorkerLostError
+from cluster.api.errors import UnavailableError, WatchwordError, WorkerLostError
 from cluster.api.ids import RequestId, WorkerId
 from cluster.api.output import ChoiceDelta, RequestOutput
 from cluster.api.request import Request
 from cluster.api.routing import RouteDecision, RouteQuery
 from cluster.backend import Placement
-from cluster.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
 
@@ -30,24 +29,34 @@ class RouterClient(Protocol):
     """The router as a gateway sees it. Only `route` is waited for."""
 
     async def route(self, query: RouteQuery) -> RouteDecision: ...
-    def first_token(self, request_id: RequestId) -> None: ...
-    def release(self, request_id: RequestId) -> None: ...
+    def first_token(self, request_id: RequestId, worker_id: WorkerId) -> None: ...
+    def release(self, request_id: RequestId, worker_id: WorkerId) -> None: ...
     def worker_failed(self, worker_id: WorkerId, epoch: str) -> None: ...
     async def is_ready(self) -> bool: ...
 
 
+class TokenStreams(Protocol):
+    """A connection to one life of a worker; cluster/worker_client.py is the real one."""
+
+    @property
+    def is_lost(self) -> bool: ...
+
+    def stream(self, request: Request, on_finished: Callable[[], None]) -> AsyncGenerator[RequestOutput, None]: ...
+    async def close(self) -> None: ...
+
+
 class WorkerPool:
-    """Connections by worker and epoch, made on first use and dropped when lost."""
+    """Connections by worker epoch, made on first use and dropped when lost."""
 
-    def __init__(self, connect: Callable[[str, str], WorkerClient]) -> None:
+    def __init__(self, connect: Callable[[str, str], TokenStreams]) -> None:
         self._connect = connect  # (address, epoch) -> client
-        self._clients: dict[WorkerId, WorkerClient] = {}
+        self._clients: dict[str, TokenStreams] = {}
 
-    def get(self, decision: RouteDecision) -> WorkerClient:
-        client = self._clients.get(decision.worker_id)
-        if client is None or client.is_lost or client.epoch != decision.epoch:
-            client = self._connect(decision.replica_id, decision.epoch)
-            self._clients[decision.worker_id] = client
+    def get(self, decision: RouteDecision) -> TokenStreams:
+        self._clients = {epoch: client for epoch, client in self._clients.items() if not client.is_lost}
+        client = self._clients.get(decision.epoch)
+        if client is None:
+            client = self._clients[decision.epoch] = self._connect(decision.replica_id, decision.epoch)
         return client
 
     async def close(self) -> None:
@@ -109,7 +118,7 @@ class Dispatcher:
             request_id=request.request_id,
             model=request.model,
             block_keys=request.block_keys,
-            num_prompt_tokens=request.num_prompt_tokens,
+            num_prompt_tokens=request.num_prompt_tokens + sum(map(len, progress.emitted)),
             max_tokens=request.sampling.max_tokens,
             tenant_hash=request.tenant_hash,
             user_hash=request.user_hash,
@@ -129,24 +138,35 @@ class Dispatcher:
         self, request: Request, decision: RouteDecision, progress: _Progress
     ) -> AsyncGenerator[RequestOutput, None]:
         """One worker's part of the stream. The reservation is given back however this ends."""
-        progress.numerics = progress.numerics or decision.numerics
-        if progress.has_started:
+        if not progress.has_started:
+            progress.numerics = decision.numerics
+        else:
             request = replace(request, emitted=tuple(tuple(tokens) for tokens in progress.emitted))
         is_resumed, saw_token = progress.has_started, False
+
+        def release() -> None:
+            # Named with its worker: told late, it must not take the place of the attempt that came after.
+            self._router.release(request.request_id, decision.worker_id)
+
         try:
-            async with aclosing(self._pool.get(decision).stream(request)) as stream:
+            async with aclosing(self._pool.get(decision).stream(request, release)) as stream:
                 async for output in stream:
                     if output.error is not None:
-                        raise output.error
+                        raise _as_seen_from_here(output.error)
                     if output.deltas and not saw_token:
                         saw_token = True
-                        self._router.first_token(request.request_id)
+                        self._router.first_token(request.request_id, decision.worker_id)
                     if is_resumed:
                         output = _without_repeats(output, progress)
                     progress.record(output)
                     yield output
         finally:
-            self._router.release(request.request_id)
+            release()
+
+
+def _as_seen_from_here(error: WatchwordError) -> WatchwordError:
+    """A worker that is shutting down or damaged is lost to the request, which may go on elsewhere."""
+    return WorkerLostError(error.message) if isinstance(error, UnavailableError) else error
 
 
 def _without_repeats(output: RequestOutput, progress: _Progress) -> RequestOutput:

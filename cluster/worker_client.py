@@ -7,9 +7,10 @@ so a late message of a finished request finds nobody.
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
@@ -18,8 +19,11 @@ from cluster.api.errors import DeadlineExceededError, WorkerLostError
 from cluster.api.ids import RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
+from cluster.mailbox import Mailbox
 
-CONNECT_TIMEOUT_S = 5.0
+logger = logging.getLogger(__name__)
+
+WRITE_TIMEOUT_S = 10.0  # the first write waits for the connection
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
@@ -43,10 +47,13 @@ class WorkerClient:
             METHOD_OPEN, request_serializer=bytes, response_deserializer=pickle.loads
         )
         self._call = open_stream(metadata=((TOKEN_METADATA, token), (EPOCH_METADATA, epoch)))
-        self._queues: dict[RequestId, asyncio.Queue[RequestOutput | None]] = {}
-        self._write_lock = asyncio.Lock()
+        self._mailboxes: dict[RequestId, Mailbox] = {}
+        self._on_finished: dict[RequestId, Callable[[], None]] = {}
+        self._commands: asyncio.Queue[Command] = asyncio.Queue()
         self._is_lost = False
-        self._reader = asyncio.create_task(self._read())
+        # Written by a task of its own: cancelling a write, as a leaving client would, ends the whole stream.
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -54,22 +61,29 @@ class WorkerClient:
 
     @property
     def num_requests(self) -> int:
-        return len(self._queues)
+        return len(self._mailboxes)
 
-    async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one request until it is finished. Closing the iterator early aborts it on the worker."""
+    async def stream(
+        self, request: Request, on_finished: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request until it is finished. Closing the iterator early aborts it on the worker.
+
+        `on_finished` is called when the worker is done with it, which may be long before a slow caller has read all.
+        """
         request_id = request.request_id
-        assert request_id not in self._queues
-        queue: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
-        self._queues[request_id] = queue
+        assert request_id not in self._mailboxes
+        mailbox = self._mailboxes[request_id] = Mailbox()
+        self._on_finished[request_id] = on_finished
+        if self._is_lost:
+            mailbox.close()
         finished = False
         try:
-            await self._send(Submit(request))
+            self._commands.put_nowait(Submit(request))
             while not finished:
                 try:
                     # Around the wait alone: a timeout that spanned a yield would strike the caller instead.
                     async with asyncio.timeout(_remaining_s(request)):
-                        output = await queue.get()
+                        output = await mailbox.take()
                 except TimeoutError:
                     raise DeadlineExceededError("the request did not finish before its deadline") from None
                 if output is None:
@@ -77,57 +91,58 @@ class WorkerClient:
                 finished = output.finished
                 yield output
         finally:
-            self._queues.pop(request_id, None)
-            if not finished and not self._is_lost:
-                # Detached: this block also runs while the caller is being cancelled, and the abort must still leave.
-                task = asyncio.create_task(self._send_abort(request_id))
-                _background.add(task)
-                task.add_done_callback(_background.discard)
+            del self._mailboxes[request_id]
+            self._on_finished.pop(request_id, None)
+            if not mailbox.is_finished and not self._is_lost:
+                self._commands.put_nowait(Abort((request_id,)))
 
     async def close(self) -> None:
-        self._reader.cancel()
         self._lose()
-        await self._channel.close()
+        if self._closing is not None:
+            await self._closing
 
-    async def _send_abort(self, request_id: RequestId) -> None:
+    async def _write(self) -> None:
         try:
-            await self._send(Abort((request_id,)))
-        except WorkerLostError:
-            return  # a lost worker has aborted everything
-
-    async def _send(self, command: Command) -> None:
-        try:
-            async with self._write_lock:
-                if self._is_lost:
-                    raise WorkerLostError("the worker was lost")
-                await asyncio.wait_for(self._call.write(pickle.dumps(command)), CONNECT_TIMEOUT_S)
+            while True:
+                message = pickle.dumps(await self._commands.get())
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await self._call.write(message)
         except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
+            pass  # the reason does not matter: the stream is gone
+        finally:
             self._lose()
-            raise WorkerLostError("the worker could not be reached") from None
 
     async def _read(self) -> None:
         try:
             async for message in self._call:
                 self._deliver(message)
-        except grpc.aio.AioRpcError:
-            pass  # the reason does not matter: the stream is gone
+        except grpc.aio.AioRpcError as error:
+            logger.info("the stream to %s ended: %s", self.address, error.code())
         finally:
             self._lose()
 
     def _deliver(self, message: Outputs) -> None:
         for output in message.outputs:
-            queue = self._queues.get(output.request_id)
-            if queue is not None:
-                queue.put_nowait(output)
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox is None:
+                continue
+            mailbox.put(output)
+            if output.finished and (on_finished := self._on_finished.pop(output.request_id, None)) is not None:
+                on_finished()
 
     def _lose(self) -> None:
+        if self._is_lost:
+            return
         self._is_lost = True
-        for queue in self._queues.values():
-            queue.put_nowait(None)
+        for mailbox in self._mailboxes.values():
+            mailbox.close()
+        self._closing = asyncio.create_task(self._take_down())
+
+    async def _take_down(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._channel.close()
 
 
 def _remaining_s(request: Request) -> float | None:
     return None if request.deadline_unix_s is None else max(0.0, request.deadline_unix_s - time.time())
-
-
-_background: set[asyncio.Task[None]] = set()

@@ -43,6 +43,7 @@ class RouterActor:
         self._task: asyncio.Task[None] | None = None
 
     async def route(self, query: RouteQuery) -> RouteDecision:
+        self._follow()
         return await self._router.route(query)
 
     async def notes(self, notes: list[tuple[str, tuple[Any, ...]]]) -> None:
@@ -53,17 +54,18 @@ class RouterActor:
                     self._router.first_token(*args)
                 case "release":
                     self._router.release(*args)
+                case "withdraw":
+                    self._router.withdraw(*args)
                 case "worker_failed":
                     worker_id, epoch = args
                     self._router.worker_failed(worker_id, epoch, FailureKind.CONNECT)
 
     async def register(self, info: WorkerInfo) -> None:
-        if self._follower is not None and self._task is None:
-            self._task = asyncio.create_task(self._follower.run())
         self._router.register(info)
 
     async def report(self, snapshot: WorkerSnapshot) -> dict[str, bool]:
         """A worker's heartbeat. The answer asks it to register again, or to publish all its keys."""
+        self._follow()
         is_known = self._router.report(snapshot)
         wants_snapshot = snapshot.worker_id in self._snapshot_wanted
         self._snapshot_wanted.discard(snapshot.worker_id)
@@ -71,10 +73,20 @@ class RouterActor:
 
     async def members(self) -> list[tuple[WorkerInfo, bool]]:
         """Every registered worker, and whether it takes work: for readiness, warm-ups and the gateways' fallback."""
+        self._follow()
         return self._router.members()
 
     async def stats(self) -> RouterStats:
         return self._router.stats()
+
+    async def indexed(self) -> dict[WorkerId, frozenset[bytes]]:
+        """Fingerprints of all blocks by the worker that is believed to hold them, for audits of the index."""
+        return {worker_id: self._index.keys(worker_id) for worker_id in self._index.workers}
+
+    def _follow(self) -> None:
+        """Starts reading the index with the first call, since a constructor has no event loop."""
+        if self._follower is not None and self._task is None:
+            self._task = asyncio.create_task(self._follower.run())
 
 
 def create_router(app_name: str, config: RouterConfig, redis_url_file: Path | None, index_namespace: str) -> Any:

@@ -13,7 +13,13 @@ from dataclasses import replace
 from random import Random
 from typing import Protocol
 
-from cluster.api.errors import DeadlineExceededError, OverloadedError, RateLimitedError, UnavailableError
+from cluster.api.errors import (
+    DeadlineExceededError,
+    OverloadedError,
+    RateLimitedError,
+    RequestAbortedError,
+    UnavailableError,
+)
 from cluster.api.ids import BlockKey, RequestId, WorkerId
 from cluster.api.routing import RouteDecision, RouteQuery
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
@@ -83,6 +89,7 @@ class Router:
         self.admission = Admission(self.config.admission, tenant_limits)
         self._affinity = Affinity(self.config.affinity_ttl_s, self.config.max_affinity_keys)
         self._futures: dict[Waiting, asyncio.Future[RouteDecision]] = {}
+        self._entries: dict[RequestId, Entry[Waiting]] = {}  # of those that wait
         self.counters = Counters()
 
     # -- the request path ------------------------------------------------------------------------------------------
@@ -113,19 +120,34 @@ class Router:
         self._shed_if_full(entry)
         return await self._wait(entry, now_s)
 
-    def first_token(self, request_id: RequestId) -> None:
+    def first_token(self, request_id: RequestId, worker_id: WorkerId | None = None) -> None:
         """The prefill is done: its part of the place is free. Harmless when told twice or too late."""
+        if not self._is_placed_on(request_id, worker_id):
+            return
         reservation = self.reservations.first_token(request_id, self._clock())
         if reservation is not None:
             record = self.registry.get(reservation.load.candidate.worker_id)
             if record is not None and record.load is reservation.load:
                 record.circuit.record_success()
 
-    def release(self, request_id: RequestId) -> None:
-        """The request has ended, however. Call it in a `finally`; harmless when told twice."""
+    def release(self, request_id: RequestId, worker_id: WorkerId | None = None) -> None:
+        """The request has ended, however. Call it in a `finally`; harmless when told twice.
+
+        With `worker_id` only a place on that worker is given back: the word of an attempt that was lost can come after
+        the request was placed anew.
+        """
         now_s = self._clock()
-        if self.reservations.release(request_id, now_s) is not None:
+        if self._is_placed_on(request_id, worker_id) and self.reservations.release(request_id, now_s) is not None:
             self._serve_queue(now_s)
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """The caller of `route` no longer waits for its answer, whether or not there is one already."""
+        entry = self._entries.pop(request_id, None)
+        if entry is not None and (future := self._futures.pop(entry.item, None)) is not None:
+            self.counters.num_aborted_waiting += 1
+            self.admission.queue.remove(entry)
+            future.set_exception(RequestAbortedError("the request was withdrawn while it waited for a worker"))
+        self.release(request_id)
 
     # -- what workers and gateways tell ----------------------------------------------------------------------------
 
@@ -217,6 +239,7 @@ class Router:
     async def _wait(self, entry: Entry[Waiting], now_s: float) -> RouteDecision:
         waiting = entry.item
         future = self._futures[waiting] = asyncio.get_running_loop().create_future()
+        self._entries[waiting.query.request_id] = entry
         is_delivered = False
         try:
             if not self.registry.eligible(waiting.query, now_s):
@@ -232,6 +255,8 @@ class Router:
             raise
         finally:
             self._futures.pop(waiting, None)
+            if self._entries.get(waiting.query.request_id) is entry:
+                del self._entries[waiting.query.request_id]
             self.admission.queue.remove(entry)
             if not future.done():
                 future.cancel()
@@ -345,6 +370,10 @@ class Router:
         if record is None or record.load is not reservation.load or not self.registry.is_live(record, now_s):
             return None
         return self._decision(record, reservation.num_matched_blocks)
+
+    def _is_placed_on(self, request_id: RequestId, worker_id: WorkerId | None) -> bool:
+        reservation = self.reservations.get(request_id)
+        return reservation is not None and worker_id in (None, reservation.load.candidate.worker_id)
 
     def _decision(self, record: WorkerRecord, num_matched: int) -> RouteDecision:
         info = record.info

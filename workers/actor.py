@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,9 @@ from workers.runner_config import RunnerConfig
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_PERIOD_S = 0.5
+BEAT_TIMEOUT_S = 5.0
+SNAPSHOT_TIMEOUT_S = 1.0  # well below the router's patience with silent workers
+ENGINE_SILENCE_S = 60.0  # a step that takes longer than this hangs
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,13 @@ class WorkerReplica:
     async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         self._settings = settings
         self._epoch = new_epoch()
-        self._worker_id = WorkerId(f"worker-{_replica_rank()}")
+        self._worker_id = WorkerId(f"worker-{serve.get_replica_context().replica_id.unique_id}")
         self._sequence = 0
         self._sequence_lock = threading.Lock()
         self._is_draining = False
         self._is_warm = False
+        self._last_snapshot: WorkerSnapshot | None = None
+        self._engine_answered_s = math.inf  # until the engine has started
         self._runner = await asyncio.to_thread(_load_runner, settings.runner)
         self._engine = self._build_engine()
         host = ray.util.get_node_ip_address() if settings.channel_host == "node" else settings.channel_host
@@ -72,6 +79,7 @@ class WorkerReplica:
         self._channel = WorkerChannel(self._engine, self._control, token, self._epoch, host)
         address = await self._channel.start()
         self._engine.start()
+        self._engine_answered_s = time.monotonic()
         self._info = self._describe(address)
         self._publisher = self._build_publisher()
         self._tasks = [asyncio.create_task(self._beat_forever())]
@@ -83,6 +91,8 @@ class WorkerReplica:
         """Asked by Serve; raising means: replace this process."""
         if self._engine.is_dead:
             raise RuntimeError("the engine is dead")
+        if time.monotonic() - self._engine_answered_s > ENGINE_SILENCE_S:
+            raise RuntimeError(f"the engine has not answered for {ENGINE_SILENCE_S:.0f} s")
 
     async def info(self) -> WorkerInfo:
         return self._info
@@ -142,31 +152,45 @@ class WorkerReplica:
         )
 
     async def _beat_forever(self) -> None:
-        await self._register()
         while True:
-            await asyncio.sleep(HEARTBEAT_PERIOD_S)
             await self._beat()
-
-    async def _register(self) -> None:
-        router = self._router()
-        if router is not None:
-            try:
-                await router.register.remote(replace(self._info, is_warm=self._is_warm))
-            except ray.exceptions.RayError:
-                logger.warning("router is gone; registering again with the next heartbeat")
+            await asyncio.sleep(HEARTBEAT_PERIOD_S)
 
     async def _beat(self) -> None:
+        """One heartbeat. A router that is gone asks for what it lacks when it is back."""
+        try:
+            async with asyncio.timeout(BEAT_TIMEOUT_S):
+                await self._tell_router()
+        except (ray.exceptions.RayError, TimeoutError):
+            logger.info("the router does not answer")
+        except Exception:
+            logger.exception("heartbeat failed; trying again")
+
+    async def _tell_router(self) -> None:
         router = self._router()
         if router is None:
             return
-        try:
-            wishes = await asyncio.wait_for(router.report.remote(await self._snapshot()), 5.0)
-        except (ray.exceptions.RayError, TimeoutError):
-            return  # the router is being restarted; it asks for what it lacks when it is back
+        info = replace(self._info, is_warm=self._is_warm)
+        snapshot = await self._snapshot_if_free()
+        if snapshot is None:
+            await router.register.remote(info)  # a long step has nothing to report, but the worker lives
+            return
+        wishes = await router.report.remote(snapshot)
         if wishes["register"]:
-            await router.register.remote(replace(self._info, is_warm=self._is_warm))
+            await router.register.remote(info)
         if wishes["publish_snapshot"]:
             await asyncio.to_thread(self._publish_snapshot)
+
+    async def _snapshot_if_free(self) -> WorkerSnapshot | None:
+        """None while the engine is in a step that takes long."""
+        if self._engine.is_dead:
+            return replace(self._last_snapshot, is_healthy=False, request_ids=()) if self._last_snapshot else None
+        try:
+            self._last_snapshot = await asyncio.wait_for(self._snapshot(), SNAPSHOT_TIMEOUT_S)
+        except TimeoutError:
+            return None
+        self._engine_answered_s = time.monotonic()
+        return self._last_snapshot
 
     def _router(self) -> Any:
         try:
@@ -223,8 +247,3 @@ class WorkerReplica:
 
 def _load_runner(config: RunnerConfig) -> CpuModelRunner:
     return load_runner(config, lambda what, fraction: logger.info("%s: %.0f %%", what, 100 * fraction))
-
-
-def _replica_rank() -> int:
-    rank = serve.get_replica_context().rank
-    return int(getattr(rank, "rank", rank))

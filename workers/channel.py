@@ -27,7 +27,7 @@ from cluster.api.channel import (
     Outputs,
     Submit,
 )
-from cluster.api.errors import InternalError, WatchwordError
+from cluster.api.errors import InternalError, UnavailableError, WatchwordError
 from cluster.api.ids import RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
@@ -62,6 +62,11 @@ class _Stream:
         self.pending: list[RequestOutput] = []
         self.ready = asyncio.Event()
         self.request_ids: set[RequestId] = set()
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.ready.set()
 
     def push(self, output: RequestOutput) -> None:
         self.pending.append(output)
@@ -130,8 +135,9 @@ class WorkerChannel:
         await self._authenticate(context)
         stream = _Stream()
         reader = asyncio.create_task(self._read(commands, stream))
+        reader.add_done_callback(lambda _: stream.close())  # a stream that hears nothing more has no use
         try:
-            while True:
+            while not stream.is_closed:
                 yield await stream.next()
         finally:
             reader.cancel()
@@ -174,8 +180,14 @@ class WorkerChannel:
         stream.request_ids.add(request_id)
         try:
             self._engine.submit(request)
+        except InternalError:
+            # The engine is dead, and not because of this request: it may be served elsewhere.
+            self._refuse(request_id, UnavailableError("the worker's engine has failed"))
         except WatchwordError as error:
-            self._deliver([RequestOutput(request_id, finished=True, error=error)])
+            self._refuse(request_id, error)
         except Exception:
             logger.exception("engine refused a request in an unforeseen way")
-            self._deliver([RequestOutput(request_id, finished=True, error=InternalError("the worker failed"))])
+            self._refuse(request_id, InternalError("the worker failed"))
+
+    def _refuse(self, request_id: RequestId, error: WatchwordError) -> None:
+        self._deliver([RequestOutput(request_id, finished=True, error=error)])

@@ -6,11 +6,13 @@ Warm-ups run through the engine like any request; their outputs are taken out of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import reduce
+from operator import xor
 
-from cluster.api.channel import ControlCall, PurgeUser, Unpin, WarmUp
+from cluster.api.channel import AuditCache, ControlCall, PurgeUser, Unpin, WarmUp
 from cluster.api.errors import UnavailableError
-from cluster.api.ids import RequestId
+from cluster.api.ids import BlockKey, RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
 from workers.async_engine import AsyncLLMEngine
@@ -37,6 +39,8 @@ class WorkerControl:
                 )
             case PurgeUser(user_hash):
                 return await asyncio.wrap_future(self._engine.call(lambda engine: engine.purge_user(user_hash)))
+            case AuditCache():
+                return _digest(await asyncio.wrap_future(self._engine.call(lambda engine: engine.cached_keys())))
 
     def take(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """Keeps the outputs of warm-ups and returns the others."""
@@ -64,6 +68,11 @@ class WorkerControl:
             raise UnavailableError(f"warm-up failed: {output.error.message}")
         keys = request.block_keys
         return await asyncio.wrap_future(self._engine.call(lambda engine: engine.pool.count_pinned(keys)))
+
+
+def _digest(keys: Collection[BlockKey]) -> int:
+    combined = reduce(xor, (int.from_bytes(key[:8], "little") for key in keys), 0)
+    return len(keys) << 64 | combined
 
 
 def _finish(future: asyncio.Future[RequestOutput], output: RequestOutput) -> None:

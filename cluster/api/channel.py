@@ -58,4 +58,9 @@ class PurgeUser:
     user_hash: bytes
 
 
-ControlCall = WarmUp | Unpin | PurgeUser
+@dataclass(frozen=True, slots=True)
+class AuditCache:
+    """What is cached, to compare with the index. Answer: number of blocks << 64 | XOR of their keys' first 64 bits."""
+
+
+ControlCall = WarmUp | Unpin | PurgeUser | AuditCache

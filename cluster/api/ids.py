@@ -14,7 +14,7 @@ PrincipalHash = NewType("PrincipalHash", bytes)
 RequestId = NewType("RequestId", str)
 """Made by the gateway, unique for ever; never a caller's own id, which may be reused."""
 WorkerId = NewType("WorkerId", str)
-"""A worker replica's place; survives its restarts. With an epoch it names one life of the process."""
+"""A worker replica. A replaced one gets a new id; an epoch names one life of its process."""
 BlockKey = NewType("BlockKey", bytes)
 """Keyed 256-bit hash that names the content and scope of one full block (see cache_service/block_key.py)."""
 

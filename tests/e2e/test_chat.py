@@ -80,7 +80,7 @@ async def test_a_returning_conversation_goes_back_to_its_worker_and_load_spreads
 
         prompts = [long_text() for _ in range(6)]
         first = await asyncio.gather(*(turn(user, prompt) for user, prompt in enumerate(prompts)))
-        assert {worker for worker, _ in first} == {"worker-0", "worker-1"}
+        assert len({worker for worker, _ in first}) == 2
         await asyncio.sleep(0.5)
         for user, prompt in enumerate(prompts):
             worker, cached = await turn(user, prompt)
