@@ -11,6 +11,7 @@ from cluster.commands.bench import bench
 from cluster.commands.bench_peers import bench_peers
 from cluster.commands.keys import keys_app
 from cluster.commands.serve import serve
+from cluster.experiment.cli import experiment
 from router.simulate.cli import EXAMPLES, simulate
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Serve large language models to many users and prove that they cannot see one another.",
 )
 app.command()(serve)
+app.command()(experiment)
 app.command()(bench)
 app.command("bench-peers")(bench_peers)
 app.command(help=EXAMPLES)(simulate)
