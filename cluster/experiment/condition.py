@@ -25,6 +25,10 @@ class Condition:
     num_workers: int = 1
     restart_every: int | None = None
 
+    @property
+    def with_template(self) -> bool:
+        return bool(self.workload.regions)
+
     def plan(self, seed: int, num_rounds: int) -> Plan:
         return make_plan(seed, num_rounds, self.workload)
 

@@ -47,15 +47,17 @@ class Evidence:
 
 def locate(evidence: Evidence) -> Component | None:
     """None when the evidence does not decide."""
-    return _by_counter(evidence) or _by_structure(evidence) or _by_exactness(evidence)
+    return _by_structure(evidence) or _by_counter(evidence) or _by_exactness(evidence)
 
 
 def _by_counter(evidence: Evidence) -> Component | None:
     counters = evidence.kinds(OracleName.COUNTER)
+    if "checksum_failures" in counters and evidence.cleared & {LAYOUT, ALONE}:
+        return Component.LAYOUT_MASK  # a neighbour's row wrote into the shared block
     named = _first(_OF_COUNTER.get(name) for name in sorted(counters))
     if named is not None:
         return named
-    if counters & {"verify_failures", "publish_conflicts"} and not evidence.kinds(OracleName.STRUCTURE):
+    if counters & {"verify_failures", "publish_conflicts"}:
         # A key that leads to other content: left over from an eviction, or badly derived.
         return Component.PREFIX_CACHE if PRESSURE in evidence.cleared else Component.KEY
     return None
@@ -63,6 +65,10 @@ def _by_counter(evidence: Evidence) -> Component | None:
 
 def _by_structure(evidence: Evidence) -> Component | None:
     kinds = evidence.kinds(OracleName.STRUCTURE)
+    if "table" in kinds and PREFIX_CACHE in evidence.cleared:
+        return Component.KEY  # a hit named the same block twice
+    if "shared_write" in kinds and PREFIX_CACHE in evidence.cleared and not kinds & {"reused", "conservation"}:
+        return Component.PREFIX_CACHE  # a block was written after it could be found
     named = _first(_OF_STRUCTURE.get(kind) for kind in _OF_STRUCTURE if kind in kinds)
     if named is not None:
         return named

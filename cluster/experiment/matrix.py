@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cluster.experiment.condition import Condition, default_engine
+from cluster.experiment.targets.house_rules import REGIONS
 from cluster.experiment.verdict import Requirements
 from cluster.experiment.workload import Workload
 from workers.config import Batching, EngineConfig, IsolationCheck, Layout
@@ -39,6 +40,7 @@ def _traffic(num_rounds: int, base: Workload) -> Iterator[Condition]:
     yield condition("all streaming", stream=True)
     yield condition("none streaming", stream=False)
     yield condition("multi-turn, marker four turns ago", num_turns=4)
+    yield condition("registered template, shared variables", regions=REGIONS, concurrency=4)
     yield replace(condition("two workers", num_fillers=4, concurrency=4), num_workers=2)
     yield replace(condition("worker restart"), restart_every=2)
 

@@ -43,6 +43,8 @@ class PlannedRequest:
     stream: bool = False
     abort_after_tokens: int | None = None
     num_choices: int = 1
+    region: str | None = None  # value of the registered template's shared variable; None: a raw request
+    ignore_eos: bool = False
     is_scrambled: bool = False  # sends the prompt's tokens in reverse: other content of the same length
 
     @property
@@ -127,6 +129,8 @@ class _Planner:
             arrival_step=number * load.arrival_gap_steps,
             stream=number % 2 == 0 if load.stream is None else load.stream,
             abort_after_tokens=rng.randint(1, 8) if aborts else None,
+            region=rng.choice(load.regions) if load.regions else None,
+            ignore_eos=load.ignore_eos,
             **sampling,
         )
 
@@ -151,7 +155,7 @@ def _mixed_sampling(rng: random.Random) -> dict[str, Any]:
         "temperature": rng.choice((0.0, 0.0, 0.3, 0.8)),
         "top_p": rng.choice((1.0, 0.9)),
         "seed": rng.getrandbits(32),
-        "stop": rng.choice(((), (), ("\n\n",), ("?",))),
+        "stop": rng.choice(((), (), (".",), ("e", "a", "o", "s"))),
         "logprobs": rng.choice((0, 1, 4)),
         "num_choices": rng.choice((1, 1, 1, 2)),
     }

@@ -45,7 +45,7 @@ class Investigator:
         self._loaded = loaded
         self._stages = tuple(stages)
         # One reference for all: settings do not change the bits, and its answers are remembered.
-        self._exactness = ExactnessOracle(SoloEngine(loaded, stages[0].condition.engine))
+        self._exactness = ExactnessOracle(SoloEngine(loaded, stages[0].condition.engine, with_template=True))
 
     async def investigate(self, make_parts: MakeParts) -> Case:
         for stage in self._stages:
@@ -82,9 +82,11 @@ class Investigator:
         if wrong is None:
             return None
         config = replace(stage.condition.engine, isolation_check=IsolationCheck.OFF)
-        return await depends_on_neighbours(
-            lambda: EmbeddedTarget(self._loaded, config, make_parts()), stage.plan, wrong
-        )
+        return await depends_on_neighbours(lambda: self._target(stage, config, make_parts), stage.plan, wrong)
+
+    def _target(self, stage: Stage, config: EngineConfig, make_parts: MakeParts) -> EmbeddedTarget:
+        with_template = stage.condition.with_template
+        return EmbeddedTarget(self._loaded, config, make_parts(), with_template=with_template)
 
     async def _run(
         self,
@@ -100,7 +102,7 @@ class Investigator:
         if check is IsolationCheck.OFF:
             oracles.append(self._exactness)
         return await run_experiment(
-            EmbeddedTarget(self._loaded, config, make_parts()),
+            self._target(stage, config, make_parts),
             plan,
             oracles=oracles,
             requirements=stage.condition.requirements,

@@ -69,7 +69,7 @@ async def judge_round(planned: Round, seen: RoundObservation, oracles: Sequence[
         own_present={
             request.name: own_marker_present(request, seen.by_name[request.name])
             for request in marked
-            if not seen.by_name[request.name].was_aborted
+            if request.name in seen.by_name and not seen.by_name[request.name].was_aborted
         },
         findings=tuple(findings),
         shared_step=seen.shared_step,

@@ -17,7 +17,7 @@ from cluster.experiment.targets.worker_group import WorkerGroup
 
 def make_target(loaded: LoadedModel, condition: Condition, parts: StackParts | None = None) -> Target:
     if condition.num_workers == 1 and condition.restart_every is None:
-        return EmbeddedTarget(loaded, condition.engine, parts)
+        return EmbeddedTarget(loaded, condition.engine, parts, with_template=condition.with_template)
     targets = [EmbeddedTarget(loaded, condition.engine, parts) for _ in range(condition.num_workers)]
     return WorkerGroup(targets, condition.restart_every)
 
@@ -25,7 +25,11 @@ def make_target(loaded: LoadedModel, condition: Condition, parts: StackParts | N
 def make_oracles(loaded: LoadedModel, condition: Condition, *, is_exact: bool = True) -> list[Oracle]:
     """Structure and counters always; exactness costs one solo run per request."""
     oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS)]
-    return [*oracles, ExactnessOracle(SoloEngine(loaded, condition.engine))] if is_exact else oracles
+    return (
+        [*oracles, ExactnessOracle(SoloEngine(loaded, condition.engine, with_template=condition.with_template))]
+        if is_exact
+        else oracles
+    )
 
 
 async def run_condition(

@@ -22,6 +22,8 @@ class Workload:
     mixed_sampling: bool = False  # temperatures, seeds, stop strings and logprobs differ within a round
     stream: bool | None = None  # None: every other request streams
     abort_fraction: float = 0.0  # of the fillers, cut off after a few tokens
+    regions: tuple[str, ...] = ()  # values of a registered template's shared variable; empty: raw requests
+    ignore_eos: bool = False  # answers as long as max_tokens allows
     arrival_gap_steps: int = 1  # engine steps between two arrivals of a round
 
     def __post_init__(self) -> None:

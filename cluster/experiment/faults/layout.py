@@ -14,9 +14,10 @@ import torch
 from cluster.experiment.component import Component
 from cluster.experiment.faults.fault import Fault
 from cluster.experiment.targets.stack import StackParts
+from workers.forward_model import ForwardModel
 from workers.kv_cache import KVCache
 from workers.model.batch import Batch
-from workers.model_runner import ForwardModel
+from workers.model.linear import Product
 
 Change = Callable[[Batch, KVCache], Batch]
 
@@ -28,10 +29,13 @@ class ChangedBatch:
         self._model = model
         self._change = change
         self.spec, self.dtype, self.kv_layout = model.spec, model.dtype, model.kv_layout
-        self.row_padding = model.row_padding
+        self.kernel, self.row_tile = model.kernel, model.row_tile
 
     def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
         return self._model.kv_block_shape(block_size)
+
+    def row_products(self) -> dict[str, tuple[int, Product]]:
+        return self._model.row_products()
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         return self._model.forward(self._change(batch, cache), cache)

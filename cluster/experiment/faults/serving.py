@@ -20,20 +20,15 @@ class SharedPending(TokenTable):
     """Bytes of an unfinished character wait in the table for whichever request comes next."""
 
     def __init__(self, table: TokenTable) -> None:
-        self._table = table
+        ids = range(len(table))
+        super().__init__(map(table.bytes_of, ids), filter(table.is_special, ids))
         self._pending = b""
 
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def is_special(self, token_id: int) -> bool:
-        return self._table.is_special(token_id)
-
     def text_of(self, token_id: int) -> str:
-        return self._table.text_of(token_id)
+        return super().bytes_of(token_id).decode("utf-8", errors="replace")
 
     def bytes_of(self, token_id: int) -> bytes:
-        data = self._pending + self._table.bytes_of(token_id)
+        data = self._pending + super().bytes_of(token_id)
         num_whole = _num_whole(data)
         self._pending = data[num_whole:]
         return data[:num_whole]
@@ -54,7 +49,7 @@ class DelayedByOne(SharedPending):
     """Each token's text is held back until the next token comes, whichever request that one belongs to."""
 
     def bytes_of(self, token_id: int) -> bytes:
-        data, self._pending = self._pending, self._table.bytes_of(token_id)
+        data, self._pending = self._pending, TokenTable.bytes_of(self, token_id)
         return data
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from cluster.experiment.condition import Condition
 from cluster.experiment.plan import Plan, PlannedRequest, make_plan
+from cluster.experiment.targets.house_rules import REGIONS
 from cluster.experiment.targets.weights import LoadedModel
 from cluster.experiment.verdict import Requirements
 from cluster.experiment.workload import Workload
@@ -35,11 +36,14 @@ def make_stages(loaded: LoadedModel, seed: int, num_rounds: int, long_words: int
         _SMALL, context_words=(long_words, long_words), prefix_similarity=1.0, arrival_gap_steps=0, max_tokens=8
     )
     mixed = replace(_SMALL, wordings=_BOTH, mixed_sampling=True, abort_fraction=0.5, max_tokens=24)
-    crowd = replace(_SMALL, concurrency=6, num_fillers=2, arrival_gap_steps=0, max_tokens=32)
+    templated = replace(_SMALL, regions=REGIONS, concurrency=6)
+    # Answers that outgrow the reserve of one block a sequence: running requests must be preempted.
+    crowd = replace(_SMALL, concurrency=6, arrival_gap_steps=0, max_tokens=72, filler_max_tokens=72, ignore_eos=True)
     return [
         _stage(loaded, "baseline", seed, num_rounds, _SMALL),
         _stage(loaded, "mixed sampling", seed, num_rounds, mixed),
         _stage(loaded, "shared prefixes", seed, num_rounds, shared),
+        _stage(loaded, "registered template", seed, num_rounds, templated),
         _stage(loaded, "padded layout", seed, num_rounds, _SMALL, layout=Layout.PADDED),
         _stage(loaded, "pool pressure", seed, num_rounds, crowd, has_pressure=True),
     ]
@@ -64,9 +68,8 @@ def _stage(
         num_blocks=tight if has_pressure else roomy,
         max_model_len=2048,
         layout=layout,
-        max_pinned_fraction=0.0,
+        max_pinned_fraction=0.25 if workload.regions else 0.0,
         checksum_blocks=True,
-        check_conservation=True,
     )
     return Stage(Condition(name, engine, workload, _ANY), plan, roomy)
 

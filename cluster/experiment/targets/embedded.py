@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from cluster.api.ids import RequestId
 from cluster.experiment.observation import Observation, RoundObservation, Violation
 from cluster.experiment.plan import PlannedRequest, Round
+from cluster.experiment.targets.house_rules import warm_up
 from cluster.experiment.targets.round_driver import FAILED_ASSERTION, RoundDriver
 from cluster.experiment.targets.stack import Stack, StackParts, build_stack
 from cluster.experiment.targets.target import ReuseControl, TargetInfo
@@ -21,14 +22,26 @@ CONTROL_TEXT = "river stone garden window paper table summer bread music lamp " 
 ALARM_COUNTERS = frozenset({"verify_failures", "checksum_failures", "publish_conflicts"})
 
 
+# What a broken invariant raises inside a step, whether it is asserted or merely breaks something.
+ENGINE_FAILURES = (AssertionError, IndexError, KeyError, ValueError)
+
+
 class EmbeddedTarget:
     """Implements Target. A failed assertion of the engine is a violation; the next round gets a fresh engine."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, parts: StackParts | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        parts: StackParts | None = None,
+        *,
+        with_template: bool = False,
+    ) -> None:
         self.loaded = loaded
         self.config = config
         self._parts = parts
-        self._stack = build_stack(loaded, config, parts)
+        self._with_template = with_template
+        self._stack = build_stack(loaded, config, parts, with_template=with_template)
         self._request_numbers = itertools.count()
         self.names: dict[RequestId, str] = {}  # engine's id -> plan's name
         self.records: list[BlockRecord] = []  # event log of all lives, for reports and traces
@@ -56,8 +69,9 @@ class EmbeddedTarget:
         driver = RoundDriver(stack.core, stack.backend, self._new_id)
         by_name: Mapping[str, Observation] = {}
         try:
+            self._warm_up(stack)
             by_name = await driver.run(planned.requests)
-        except (AssertionError, IndexError, KeyError, ValueError) as error:
+        except ENGINE_FAILURES as error:
             crash = [Violation("assertion", None, stack.engine.step_id, None, f"{type(error).__name__}: {error}")]
             by_name = driver.observe_all()
         seen = RoundObservation(
@@ -76,12 +90,15 @@ class EmbeddedTarget:
         return seen
 
     async def reuse_control(self) -> ReuseControl:
-        """The engine's own hit counter, after the same prompt twice from one user."""
+        """The engine's own hit counter, after the same prompt twice from one user; 0 when the engine fails."""
         messages = (("user", CONTROL_TEXT),)
         for number in range(2):
             request = PlannedRequest(f"control{number}", "control", "control", "", "en", messages, 2, 0)
             before = self._counters(self._stack)
-            await RoundDriver(self._stack.core, self._stack.backend, self._new_id).run([request])
+            try:
+                await RoundDriver(self._stack.core, self._stack.backend, self._new_id).run([request])
+            except ENGINE_FAILURES:
+                return ReuseControl(0, expected=self.config.prefix_caching)
         hits = self._increment(self._stack, before, "hits")
         return ReuseControl(hits * self.config.block_size, expected=self.config.prefix_caching)
 
@@ -89,12 +106,17 @@ class EmbeddedTarget:
 
     def restart(self) -> None:
         """A new life: empty pool, new epoch, same weights."""
-        self._stack = build_stack(self.loaded, self.config, self._parts)
+        self._stack = build_stack(self.loaded, self.config, self._parts, with_template=self._with_template)
         self._num_seen_records = 0
 
     @property
     def stack(self) -> Stack:
         return self._stack
+
+    def _warm_up(self, stack: Stack) -> None:
+        """Once in an engine's life, before its first round."""
+        if stack.catalog is not None and stack.engine.step_id == 0:
+            warm_up(stack.engine, stack.catalog)
 
     def _new_id(self, name: str) -> RequestId:
         request_id = RequestId(f"{next(self._request_numbers):08d}")

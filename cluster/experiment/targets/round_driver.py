@@ -13,6 +13,7 @@ from cluster.api.output import RequestOutput
 from cluster.api.principal import Principal, Role
 from cluster.experiment.observation import Observation, TokenTrace
 from cluster.experiment.plan import PlannedRequest
+from cluster.experiment.targets.house_rules import TENANT, prompt_ref
 from cluster.experiment.targets.step_backend import StepBackend
 from cluster.serving.core import PreparedRequest, ServingCore
 from cluster.serving.generate_input import CallerFields, ChatInput, GenerateInput, SamplingInput
@@ -20,7 +21,7 @@ from cluster.serving.generation import Generation
 from cluster.serving.text_delta import TextDelta, TextLogprob
 
 # One trusted back end of one tenant speaks for all users of a run, as in a real deployment behind a chat front end.
-_DELEGATE = Principal("experiment", frozenset({Role.DELEGATE}), "experiment", ())  # type: ignore[arg-type]
+_DELEGATE = Principal(TENANT, frozenset({Role.DELEGATE}), "experiment", ())
 _MAX_STEPS = 100_000
 FAILED_ASSERTION = "failed assertion"
 
@@ -87,7 +88,10 @@ class RoundDriver:
     async def _prepare(self, planned: PlannedRequest) -> PreparedRequest:
         given = GenerateInput(
             model=self._model,
-            prompt=ChatInput([{"role": role, "content": content} for role, content in planned.messages]),
+            prompt=ChatInput(
+                [{"role": role, "content": content} for role, content in planned.messages],
+                prompt_ref=None if planned.region is None else prompt_ref(planned.region),
+            ),
             sampling=SamplingInput(
                 max_tokens=planned.max_tokens,
                 temperature=planned.temperature,
@@ -96,6 +100,7 @@ class RoundDriver:
                 stop=planned.stop,
                 logprobs=planned.logprobs,
                 n=planned.num_choices,
+                ignore_eos=planned.ignore_eos,
             ),
             caller=CallerFields(user=planned.user),
         )

@@ -16,9 +16,9 @@ from workers.config import EngineConfig, Layout
 class SoloEngine:
     """Implements SoloReference. No prefix cache and no neighbour, so that nothing can be shared."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, with_template: bool = False) -> None:
         clean = replace(config, prefix_caching=False, layout=Layout.PACKED, check_conservation=False)
-        self._stack = build_stack(loaded, clean)
+        self._stack = build_stack(loaded, clean, with_template=with_template)
         self._known: dict[PlannedRequest, Observation] = {}
 
     async def solo(self, request: PlannedRequest) -> Observation:

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 
 from cache_service.block_key import BlockKeyer, ModelIdentity
 from cluster.backend import Backend, ModelInfo
+from cluster.experiment.targets.house_rules import catalog_with_template
 from cluster.experiment.targets.step_backend import Mailboxes, StepBackend
 from cluster.experiment.targets.weights import LoadedModel, WrapModel
+from cluster.prompts.builder import PromptBuilder
+from cluster.prompts.catalog import TemplateCatalog
 from cluster.serving.core import ServedModel, ServingCore
 from cluster.serving.token_table import TokenTable
 from workers.build import EngineParts, build_engine
@@ -38,14 +41,17 @@ class StackParts:
 
 @dataclass(slots=True)
 class Stack:
-    """One engine life."""
+    """One engine life. `catalog` holds the registered template, where the traffic uses one."""
 
     engine: LLMEngine
     backend: StepBackend
     core: ServingCore
+    catalog: TemplateCatalog | None = None
 
 
-def build_stack(loaded: LoadedModel, config: EngineConfig, parts: StackParts | None = None) -> Stack:
+def build_stack(
+    loaded: LoadedModel, config: EngineConfig, parts: StackParts | None = None, *, with_template: bool = False
+) -> Stack:
     """A fresh engine with an empty pool over shared weights."""
     parts = parts or StackParts()
     runner: ModelRunner = loaded.make_runner(config, parts.wrap_model)
@@ -54,7 +60,9 @@ def build_stack(loaded: LoadedModel, config: EngineConfig, parts: StackParts | N
     keyer = parts.keyer(_SECRET, runner.identity)
     engine = build_engine(config, runner, keyer, parts.engine)
     backend = StepBackend(engine, parts.mailboxes())
+    catalog = catalog_with_template(loaded.prompts.tokenizer, keyer) if with_template else None
+    prompts = PromptBuilder(loaded.prompts.tokenizer, catalog=catalog) if catalog is not None else loaded.prompts
     tokens = loaded.tokens if parts.token_table is None else parts.token_table(loaded.tokens)
     info = ModelInfo(loaded.name, config.max_model_len, runner.vocab_size, runner.eos_token_ids)
-    core = parts.core([ServedModel(info, loaded.prompts, tokens, keyer)], backend)
-    return Stack(engine, backend, core)
+    core = parts.core([ServedModel(info, prompts, tokens, keyer)], backend)
+    return Stack(engine, backend, core, catalog)

@@ -15,10 +15,14 @@ from cluster.prompts.builder import PromptBuilder
 from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
 from cluster.serving.token_table import TokenTable
 from workers.config import EngineConfig
-from workers.model_runner import CpuModelRunner, ForwardModel, load_runner, make_cache
-from workers.runner_config import RunnerConfig
+from workers.forward_model import ForwardModel
+from workers.model_runner import CpuModelRunner, load_runner, make_cache
+from workers.runner_config import DtypeName, RunnerConfig
 
 _NOBODY = CallerIdentity(bytes(32), bytes(32), ScopeFields(Scope.USER, bytes(32), user=bytes(32)))
+
+_MAX_BATCHED_TOKENS = 512  # an engine's own default, and what its self-test covers
+_MAX_SEQS = 64
 
 WrapModel = Callable[[ForwardModel], ForwardModel]
 
@@ -49,10 +53,16 @@ class LoadedModel:
         return CpuModelRunner(config, model, make_cache(config, model), self.base.source, self.base.numerics)
 
 
-def load_model(model: str | None = None, dtype: str = "auto", threads: int | None = None) -> LoadedModel:
+def load_model(model: str | None = None, dtype: DtypeName = "auto", threads: int | None = None) -> LoadedModel:
     """Raises ModelSourceError when there is no such model."""
-    config = RunnerConfig(model=model, dtype=dtype, threads=threads, num_blocks=1)  # type: ignore[arg-type]
+    config = RunnerConfig(
+        model=model,
+        dtype=dtype,
+        threads=threads,
+        num_blocks=1,
+        max_num_batched_tokens=_MAX_BATCHED_TOKENS,
+        max_num_seqs=_MAX_SEQS,
+    )
     base = load_runner(config)
-    # Of a GGUF file, the model's folder holds the configuration only; the tokenizer is in the file itself.
-    tokenizer: Tokenizer = load_tokenizer(base.source.gguf_file or base.source.path)
+    tokenizer: Tokenizer = load_tokenizer(base.source.path)
     return LoadedModel(base, config, PromptBuilder(tokenizer), TokenTable.from_tokenizer(tokenizer.backend))
