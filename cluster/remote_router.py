@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -35,8 +36,9 @@ FORGET_MEMBERS_S = 10.0  # a router that has just been restarted has not heard f
 class RemoteRouter:
     """Implements cluster.dispatch.RouterClient. Start it on the event loop that uses it."""
 
-    def __init__(self, app_name: str) -> None:
+    def __init__(self, app_name: str, find_actor: Callable[[str], Any] | None = None) -> None:
         self._name = router_name(app_name)
+        self._find_actor = find_actor or _find_actor
         self._actor: Any = None
         self._fallback = FallbackRouter()
         self._notes: list[tuple[str, tuple[Any, ...]]] = []
@@ -126,7 +128,7 @@ class RemoteRouter:
     def _handle(self) -> Any:
         # Looked up again after every failure: a recreated actor has a new handle under the old name.
         if self._actor is None:
-            self._actor = ray.get_actor(self._name, namespace=ROUTER_NAMESPACE)
+            self._actor = self._find_actor(self._name)
         return self._actor
 
     def _note_up(self, is_up: bool) -> None:
@@ -173,3 +175,7 @@ class RemoteRouter:
         self._fallback.update(self._workers)
         if self.members:
             self._has_worker.set()
+
+
+def _find_actor(name: str) -> Any:
+    return ray.get_actor(name, namespace=ROUTER_NAMESPACE)

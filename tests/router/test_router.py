@@ -7,7 +7,13 @@ import asyncio
 import pytest
 from router_builders import keys, make_router, query, snapshot, store, worker_info
 
-from cluster.api.errors import DeadlineExceededError, OverloadedError, RateLimitedError, UnavailableError
+from cluster.api.errors import (
+    DeadlineExceededError,
+    OverloadedError,
+    RateLimitedError,
+    RequestAbortedError,
+    UnavailableError,
+)
 from cluster.api.ids import RequestId, WorkerId
 from router.circuit import FailureKind
 from router.config import AdmissionConfig, RouterConfig, TenantLimits
@@ -300,3 +306,35 @@ class TestWaiting:
         router.set_tenant_limits(b"tenant", TenantLimits(requests_per_min=1))
         first = await router.route(query("r"))
         assert (await router.route(query("r", excluded=(first.worker_id,)))).worker_id != first.worker_id
+
+
+async def test_a_late_release_of_a_lost_attempt_leaves_the_new_place_alone() -> None:
+    router, _, _ = make_router(2)
+    first = await router.route(query("r"))
+    second = await router.route(query("r", excluded=(first.worker_id,)))
+    router.first_token(RequestId("r"), first.worker_id)
+    router.release(RequestId("r"), first.worker_id)
+    assert router.stats().num_reservations == 1
+    assert router.registry.get(second.worker_id).load.candidate.num_prefilling == 1
+    router.release(RequestId("r"), second.worker_id)
+    assert router.stats().num_reservations == 0
+    check_integrity(router)
+
+
+async def test_a_withdrawn_request_leaves_the_queue_and_holds_no_place() -> None:
+    config = RouterConfig(admission=AdmissionConfig(extra_seqs_per_worker=0))
+    router, _, _ = make_router(1, config, max_num_seqs=1)
+    await router.route(query("running"))
+    waiting = asyncio.ensure_future(router.route(query("waiting")))
+    behind = asyncio.ensure_future(router.route(query("behind")))
+    await asyncio.sleep(0)
+    router.withdraw(RequestId("waiting"))
+    router.release(RequestId("running"))  # before the withdrawn one could even notice
+    assert (await behind).worker_id == "w0"
+    with pytest.raises(RequestAbortedError):
+        await waiting
+    assert router.stats().num_queued == 0
+    router.withdraw(RequestId("behind"))
+    router.withdraw(RequestId("nobody"))
+    assert router.stats().num_reservations == 0
+    check_integrity(router)
