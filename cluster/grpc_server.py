@@ -63,7 +63,7 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Health turns first, so that balancers leave; then no new calls, and running ones get `grace_s` to end."""
-        await self._health.stop()
+        self._health.stop()
         await self._server.stop(grace_s)
 
 

@@ -110,6 +110,30 @@ async def test_stop_turns_health_first_refuses_new_calls_and_lets_running_ones_e
         await stopping
 
 
+async def test_an_open_watch_does_not_hold_up_the_stop() -> None:
+    async with front_door() as rig:
+        watch = health_pb2_grpc.HealthStub(rig.channel).Watch(health_pb2.HealthCheckRequest(service=""))
+        assert (await watch.read()).status == SERVING
+        async with asyncio.timeout(5):
+            await rig.server.stop(grace_s=60)
+        assert (await watch.read()).status == NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+
+
+async def test_a_watcher_that_stops_reading_holds_up_nobody() -> None:
+    async with front_door() as rig:
+        stub = health_pb2_grpc.HealthStub(rig.channel)
+        stalled = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        await stalled.read()
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        assert (await watch.read()).status == SERVING
+        for ready in (False, True) * 5:
+            rig.backend.ready = ready
+            assert (await watch.read()).status == (SERVING if ready else NOT_SERVING)
+        watch.cancel()
+        stalled.cancel()
+
+
 async def test_stop_ends_what_outlives_the_grace() -> None:
     async with front_door(ScriptedBackend(is_endless=True, step_s=0.005)) as rig:
         running = asyncio.create_task(failure(rig.stub.Generate(ask())))
