@@ -52,6 +52,8 @@ def paged_attention(
         rows = np.flatnonzero(needed)
         if len(rows) == 0:
             continue
+        if len(rows) == 1:  # torch multiplies a batch of one by another algorithm, with other bits
+            rows = np.repeat(rows, 2)
         tables = batch.block_tables[batch.row_of[rows], start // block_size : (start + tile) // block_size]
         tables = np.pad(tables, ((0, 0), (0, tile // block_size - tables.shape[1])))
         index = torch.from_numpy(rows)
