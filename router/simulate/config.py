@@ -8,7 +8,8 @@ from enum import Enum
 
 from router.simulate.step_cost import StepCost
 
-MEASURED_STEP_COST = StepCost(base_s=0.010, prefill_token_s=0.00040, decode_seq_s=0.0030)
+MEASURED_STEP_COST = StepCost(base_s=0.0674, prefill_token_s=0.000871, decode_seq_s=0.0085)
+"""Fitted to steps of Watchword's CPU engine on SmolLM2-135M (one thread), by tests/router/measure_step_times.py."""
 
 
 class EngineKind(Enum):
