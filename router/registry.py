@@ -105,16 +105,19 @@ class Registry:
 
     def eligible(self, query: RouteQuery, now_s: float) -> list[WorkerRecord]:
         """Live workers that can serve `query`, whether or not they have room or their circuit is closed."""
-        tokens = query.num_prompt_tokens
-        return [
-            record
-            for record in self._records.values()
-            if self.is_live(record, now_s)
-            and record.info.model == query.model
-            and tokens <= record.info.max_model_len
-            and (query.numerics is None or record.info.numerics == query.numerics)
-            and record.info.worker_id not in query.excluded
-        ]
+        model, tokens, numerics, excluded = query.model, query.num_prompt_tokens, query.numerics, query.excluded
+        oldest_s = now_s - self._config.heartbeat_ttl_s
+        eligible = []
+        for record in self._records.values():
+            info = record.info
+            # `is_live`, written out: this loop runs for every worker at every decision.
+            if record.last_seen_s < oldest_s or record.is_draining or not record.is_healthy:
+                continue
+            if info.model != model or tokens > info.max_model_len or info.worker_id in excluded:
+                continue
+            if numerics is None or info.numerics == numerics:
+                eligible.append(record)
+        return eligible
 
     def _known_rate(self) -> float:
         """A newcomer is taken to be as fast as its peers until it has measured itself."""

@@ -93,14 +93,19 @@ class WorkerLoad:
     def refresh(self, now_s: float) -> Candidate:
         """Brings the candidate's estimates to `now_s`."""
         candidate = self.candidate
+        if not candidate.num_running and not self._foreign_tokens:
+            candidate.pending_prefill_tokens = candidate.slot_wait_s = 0.0
+            return candidate
         total = candidate.reserved_prefill_tokens
         if total > 0.0:
             bound = self._foreign_tokens
-            if self._prefilling:
-                bound += next(iter(self._prefilling.values())).prefill_tokens
+            for oldest in self._prefilling.values():
+                bound += oldest.prefill_tokens
+                break
             progress = (now_s - self._anchor_s) * candidate.prefill_tokens_per_s
-            total -= min(max(progress, 0.0), bound)
-        candidate.pending_prefill_tokens = max(total, 0.0)
+            if progress > 0.0:
+                total -= progress if progress < bound else bound
+        candidate.pending_prefill_tokens = total if total > 0.0 else 0.0
         excess = candidate.num_running + 1 - candidate.max_num_seqs
         candidate.slot_wait_s = excess * self.mean_decode_s / candidate.max_num_seqs if excess > 0 else 0.0
         return candidate

@@ -49,7 +49,8 @@ class WatchwordPolicy:
         costs = []
         for c in candidates:
             rate = c.prefill_tokens_per_s
-            own_s = max(1, prompt - matched_blocks(c.worker_id, 0) * block_size) / rate
+            uncached = prompt - matched_blocks(c.worker_id, 0) * block_size
+            own_s = (uncached if uncached > 1 else 1) / rate
             until_s = c.pending_prefill_tokens / rate + own_s
             cost = until_s * (1.0 + congestion * own_s) + c.slot_wait_s
             costs.append(cost + decode_weight * c.decode_step_s * c.num_running)
