@@ -23,15 +23,18 @@ _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    time_s: float = 1.0  # per render, on the wall clock
+    cpu_s: float = 1.0  # processor time per render
+    wall_s: float = 20.0  # per render, whatever else the machine is doing
     memory_bytes: int = 512 * 1024 * 1024  # address space of the process
     output_chars: int = 1_000_000
     num_processes: int = 2
-    wait_s: float = 5.0  # for a free process
+    wait_s: float = 10.0  # for a free process
 
     def __post_init__(self) -> None:
-        if not 0.01 <= self.time_s <= 60:
-            raise ValueError(f"time_s is {self.time_s}, allowed are 0.01 to 60")
+        if not 0.01 <= self.cpu_s <= 60:
+            raise ValueError(f"cpu_s is {self.cpu_s}, allowed are 0.01 to 60")
+        if not self.cpu_s <= self.wall_s <= 600:
+            raise ValueError(f"wall_s is {self.wall_s}, allowed are cpu_s ({self.cpu_s}) to 600")
         if not 1 <= self.num_processes <= 64:
             raise ValueError(f"num_processes is {self.num_processes}, allowed are 1 to 64")
 
@@ -165,7 +168,7 @@ class _Process:
         if not reply.endswith(b"\n"):
             self.stop()
             raise InvalidRequestError(
-                f"prompt template: takes longer than {self._limits.time_s:g} s or too much memory", param="prompt"
+                f"prompt template: takes longer than {self._limits.cpu_s:g} s or too much memory", param="prompt"
             )
         answer: dict[str, Any] = json.loads(reply)
         return answer
@@ -179,7 +182,7 @@ class _Process:
     def _start(self) -> subprocess.Popen[bytes]:
         limits = self._limits
         self._child = subprocess.Popen(
-            [sys.executable, "-m", __package__ + ".sandbox_process", str(limits.time_s), str(limits.memory_bytes)],
+            [sys.executable, "-m", __package__ + ".sandbox_process", str(limits.cpu_s), str(limits.memory_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -191,9 +194,9 @@ class _Process:
         return self._child
 
     def _read_line(self, child: subprocess.Popen[bytes]) -> bytes:
-        """Up to a newline; shorter when the child died. The child ends itself in time, the margin is for our delay."""
+        """Up to a newline; shorter when the child died or took too long."""
         assert child.stdout is not None
-        deadline = time.monotonic() + self._limits.time_s + 5.0
+        deadline = time.monotonic() + self._limits.wall_s
         pieces = bytearray()
         while not pieces.endswith(b"\n"):
             ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))

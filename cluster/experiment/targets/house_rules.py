@@ -78,4 +78,4 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 @cache
 def _sandbox() -> TemplateSandbox:
     """Its processes take longer to start than a round to run, so all engines of a run share them."""
-    return TemplateSandbox(SandboxLimits(num_processes=1, time_s=10.0, wait_s=30.0))
+    return TemplateSandbox(SandboxLimits(num_processes=1, cpu_s=10.0, wait_s=30.0))
