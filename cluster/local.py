@@ -57,6 +57,7 @@ class LocalCluster:
 
     def start(self) -> None:
         """Returns when the application is deployed; its workers may still be loading (see wait_ready)."""
+        os.umask(0o077)  # what Ray writes (its token, its logs) is for this user alone
         self._check_bind()
         load_or_create_secret(self.config.secret_path)
         config = self.config.model_copy(update={"redis_url": None, "redis_url_file": self._redis_url_file()})
@@ -117,6 +118,8 @@ class LocalCluster:
                 f"refusing to listen on {self.config.host} without API keys: everyone who can reach it would be "
                 "operator. Make a key first: watchword keys create --tenant NAME --operator"
             )
+        for port in (self.config.http_port, self.config.grpc_port):
+            _require_free(self.config.host, port)
         if not self.has_keys:
             self._report("[yellow]no API keys: whoever reaches this address is operator of tenant 'default'[/yellow]")
 
@@ -160,6 +163,16 @@ def _start_ray(config: ClusterConfig) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
     )
+
+
+def _require_free(host: str, port: int) -> None:
+    """Gateways share their ports (SO_REUSEPORT): without this, two servers would silently share callers too."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InvalidRequestError(f"cannot listen on {host}:{port}: {error.strerror}") from None
 
 
 def _free_port(host: str) -> int:
