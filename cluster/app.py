@@ -13,9 +13,12 @@ from router.actor import ROUTER_NAMESPACE, router_name
 from workers.actor import WorkerReplica, WorkerSettings
 from workers.config import Batching, EngineConfig, IsolationCheck, Layout
 from workers.model_source import resolve_model
+from workers.planted import PlantedFault
 from workers.runner_config import RunnerConfig
 
 APP_NAME = "watchword"
+FIRST_AUTO_SEQS = 4  # where max_num_seqs 'auto' begins
+_FAULT_FACTORY = "cluster.experiment.faults.live:engine_parts"
 # Serve asks every 2 s; a process that is gone is noticed at once, one that hangs after the time-out.
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 
@@ -49,7 +52,21 @@ def worker_settings(config: ClusterConfig) -> WorkerSettings:
         redis_url_file=config.redis_url_file,
         index_namespace=config.index_namespace,
         drain_timeout_s=config.drain_timeout_s,
+        quarantine_dir=config.state_dir / "quarantine",
+        planted=planted_fault(config.planted_fault),
+        first_max_num_seqs=FIRST_AUTO_SEQS if config.max_num_seqs == "auto" else None,
     )
+
+
+def planted_fault(spec: str | None) -> PlantedFault | None:
+    """NAME, or NAME@RANK for one replica alone. Raises PermissionDeniedError while the gate is shut, here and there."""
+    if spec is None:
+        return None
+    from cluster.experiment.faults.live import engine_parts  # the whole experiment: not for every server
+
+    name, at, rank = spec.partition("@")
+    engine_parts(name)  # refuses while it can still be told to a person
+    return PlantedFault(_FAULT_FACTORY, name, int(rank) if at else None)
 
 
 def _worker_deployment(config: ClusterConfig) -> serve.Deployment:
@@ -93,8 +110,8 @@ def _engine_config(config: ClusterConfig) -> EngineConfig:
         num_blocks=1,
         max_model_len=config.max_model_len or 1 << 30,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.largest_batch,
+        max_num_batched_tokens=max(config.max_num_batched_tokens, config.largest_batch),
         batching=Batching(config.batching),
         layout=Layout(config.layout),
         prefix_caching=config.prefix_caching,
@@ -112,8 +129,9 @@ def _runner_config(config: ClusterConfig) -> RunnerConfig:
         num_blocks=config.kv_blocks or None,
         kv_cache_bytes=None if config.kv_blocks else int(config.kv_memory_gib * (1 << 30)),
         max_model_len=config.max_model_len or None,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max(config.max_num_batched_tokens, config.largest_batch),
+        max_num_seqs=config.largest_batch,
+        adapters=tuple(config.lora.items()),
         threads=num_threads(config),
         kernel=config.kernel,
         layout=config.layout,

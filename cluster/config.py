@@ -10,7 +10,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -63,7 +63,10 @@ class ClusterConfig(BaseModel):
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
     kv_blocks: int = Field(0, ge=0, description="KV blocks of one worker; 0: from kv_memory_gib")
     kv_memory_gib: float = Field(1.0, gt=0, description="memory of one worker's KV pool")
-    max_num_seqs: int = Field(8, ge=1, le=4096, description="sequences in a step")
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
+        8, description="sequences in a step; 'auto': from 4 up to max_num_seqs_limit, as far as marker pairs stay clean"
+    )
+    max_num_seqs_limit: int = Field(64, ge=4, le=4096, description="how far max_num_seqs 'auto' may go")
     max_num_batched_tokens: int = Field(512, ge=1, description="token budget of a step")
     max_model_len: int = Field(0, ge=0, description="longest prompt plus output; 0: the model's context")
     batching: Literal["continuous", "static"] = "continuous"
@@ -71,12 +74,20 @@ class ClusterConfig(BaseModel):
     kernel: Literal["auto", "native", "torch"] = "auto"
     prefix_caching: bool = True
     isolation_check: Literal["off", "check", "poison"] = "check"
-    verify_checksums: bool = Field(False, description="checksum shared blocks when published, verify on every hit")
+    verify_checksums: float = Field(
+        0.0, ge=0, le=1, description="share of shared blocks with a checksum, verified on hit"
+    )
     idle_timeout_s: float = Field(3600.0, gt=0, description="user and session blocks unused for so long are dropped")
 
     # Who shares what
     templates_dir: Path | None = Field(None, description="prompt templates (YAML front matter + Jinja2)")
     default_share: Literal["none", "user", "variables", "template"] = "variables"
+
+    # Is anything leaking?
+    sentinel_period_s: float = Field(60.0, ge=0, description="marker pairs through each worker so often; 0: never")
+    planted_fault: str | None = Field(
+        None, description="a fault for tests, NAME or NAME@RANK; refused without its gate"
+    )
 
     # Which worker
     redis_url_file: Path | None = Field(None, description="file with the Redis URL, password included")
@@ -94,6 +105,11 @@ class ClusterConfig(BaseModel):
         if self.redis_url is not None and self.redis_url_file is not None:
             raise ValueError("redis_url and redis_url_file exclude each other")
         return self
+
+    @property
+    def largest_batch(self) -> int:
+        """Sequences that a step may ever hold."""
+        return self.max_num_seqs_limit if self.max_num_seqs == "auto" else self.max_num_seqs
 
     @property
     def model_spec(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.api.ids import WorkerId
 from cluster.api.routing import RouteQuery
@@ -75,6 +75,9 @@ class Registry:
         record.is_draining = snapshot.is_draining
         record.is_healthy = snapshot.is_healthy
         record.num_free_blocks = snapshot.num_free_blocks
+        if snapshot.max_num_seqs not in (0, record.info.max_num_seqs):
+            record.info = replace(record.info, max_num_seqs=snapshot.max_num_seqs)
+            record.load.candidate.max_num_seqs = snapshot.max_num_seqs
         candidate = record.load.candidate
         if snapshot.prefill_tokens_per_s > 0:
             candidate.prefill_tokens_per_s = snapshot.prefill_tokens_per_s

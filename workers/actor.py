@@ -31,7 +31,9 @@ from workers.channel import WorkerChannel
 from workers.config import EngineConfig
 from workers.control import WorkerControl
 from workers.counters import engine_counters
-from workers.model_runner import CpuModelRunner, load_runner
+from workers.evidence import quarantine_reason, write_event_log
+from workers.model_runner import CpuModelRunner, load_runner, make_cache
+from workers.planted import PlantedFault, PlantedParts, planted_parts
 from workers.runner_config import RunnerConfig
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,9 @@ class WorkerSettings:
     redis_url_file: Path | None
     index_namespace: str
     drain_timeout_s: float
+    quarantine_dir: Path | None = None  # where the event log of a quarantined worker is kept
+    planted: PlantedFault | None = None
+    first_max_num_seqs: int | None = None  # below the engine's own limit until somebody raises it
 
 
 class WorkerReplica:
@@ -71,11 +76,13 @@ class WorkerReplica:
         self._is_warm = False
         self._last_snapshot: WorkerSnapshot | None = None
         self._engine_answered_s = math.inf  # until the engine has started
-        self._runner = await asyncio.to_thread(_load_runner, settings.runner)
+        self._is_log_kept = False
+        self._planted = planted_parts(settings.planted, serve.get_replica_context().rank.rank)
+        self._runner = await asyncio.to_thread(_load_runner, settings.runner, self._planted)
         self._engine = self._build_engine()
         host = ray.util.get_node_ip_address() if settings.channel_host == "node" else settings.channel_host
         token = channel_token(settings.secret_file.read_bytes().strip())
-        self._control = WorkerControl(self._engine, self._note_warm)
+        self._control = WorkerControl(self._engine, self._keyer, self._note_warm, self._beat_now)
         self._channel = WorkerChannel(self._engine, self._control, token, self._epoch, host)
         address = await self._channel.start()
         self._engine.start()
@@ -120,8 +127,17 @@ class WorkerReplica:
             max_model_len=min(settings.engine.max_model_len or runner.max_model_len, runner.max_model_len),
         )
         self._engine_config = config
-        keyer = BlockKeyer(settings.secret_file.read_bytes().strip(), runner.identity)
-        engine = build_engine(config, runner, keyer)
+        make_keyer = BlockKeyer if self._planted is None else self._planted.keyer
+        self._keyer = make_keyer(settings.secret_file.read_bytes().strip(), runner.identity)
+        wrap = None if self._planted is None else self._planted.wrap_runner
+        engine = build_engine(
+            config,
+            runner if wrap is None else wrap(runner),
+            self._keyer,
+            None if self._planted is None else self._planted.engine,
+        )
+        if settings.first_max_num_seqs is not None:
+            engine.set_max_num_seqs(min(settings.first_max_num_seqs, config.max_num_seqs))
         return AsyncLLMEngine(engine, self._on_outputs, self._take_events)
 
     def _build_publisher(self) -> IndexPublisher | None:
@@ -148,6 +164,7 @@ class WorkerReplica:
             kv_layout=self._runner.identity.kv_layout,
             vocab_size=self._runner.vocab_size,
             eos_token_ids=self._runner.eos_token_ids,
+            adapters=self._runner.adapters,
             is_warm=False,
         )
 
@@ -190,7 +207,26 @@ class WorkerReplica:
         except TimeoutError:
             return None
         self._engine_answered_s = time.monotonic()
+        if not self._last_snapshot.is_healthy and not self._is_log_kept:
+            self._is_log_kept = True
+            await self._keep_event_log()
         return self._last_snapshot
+
+    async def _keep_event_log(self) -> None:
+        """The evidence outlives the worker: who touched which block when, and why it was quarantined."""
+        records, reason, violations = await asyncio.wrap_future(
+            self._engine.call(lambda engine: (tuple(engine.event_log), quarantine_reason(engine), engine.violations[:]))
+        )
+        assert reason is not None, "asked for only after a heartbeat that said so"
+        logger.error("%s is quarantined: %s", self._worker_id, reason)
+        if self._settings.quarantine_dir is None:
+            return
+        path = self._settings.quarantine_dir / f"{self._worker_id}-{self._epoch}.jsonl"
+        corrupted = {found.request_id: found.step_id for found in violations if found.request_id is not None}
+        try:
+            await asyncio.to_thread(write_event_log, path, records, reason, corrupted)
+        except OSError as error:
+            logger.error("the event log could not be kept in %s: %s", path.parent, error.strerror)
 
     def _router(self) -> Any:
         try:
@@ -215,6 +251,7 @@ class WorkerReplica:
             is_draining=self._is_draining or not self._is_warm,
             is_healthy=load.is_healthy,
             counters=counters,
+            max_num_seqs=dict(counters)["max_num_seqs"],
         )
 
     def _on_outputs(self, outputs: list[RequestOutput]) -> None:
@@ -227,7 +264,11 @@ class WorkerReplica:
         """Templates are in place: from the next heartbeat on, which is now, the router may send work."""
         if not self._is_warm:
             self._is_warm = True
-            self._tasks.append(asyncio.create_task(self._beat()))
+            self._beat_now()
+
+    def _beat_now(self) -> None:
+        """News that the router should not have to wait for."""
+        self._tasks.append(asyncio.create_task(self._beat()))
 
     def _take_events(self, events: list[BlockEvent]) -> None:
         """Called on the engine's event thread, in order."""
@@ -245,5 +286,9 @@ class WorkerReplica:
                 self._publisher.publish_snapshot(Snapshot(self._worker_id, self._epoch, self._sequence, keys))
 
 
-def _load_runner(config: RunnerConfig) -> CpuModelRunner:
-    return load_runner(config, lambda what, fraction: logger.info("%s: %.0f %%", what, 100 * fraction))
+def _load_runner(config: RunnerConfig, planted: PlantedParts | None) -> CpuModelRunner:
+    runner = load_runner(config, lambda what, fraction: logger.info("%s: %.0f %%", what, 100 * fraction))
+    if planted is None or planted.wrap_model is None:
+        return runner
+    model = planted.wrap_model(runner.model)
+    return CpuModelRunner(config, model, make_cache(config, model), runner.source, runner.numerics)

@@ -72,6 +72,8 @@ class AsyncLLMEngine:
 
         def add() -> None:
             try:
+                if not self._engine.is_healthy:
+                    raise UnavailableError("the worker is quarantined")
                 self._engine.add_request(request, is_warm_up=is_warm_up)
             except WatchwordError as error:
                 refuse(error)

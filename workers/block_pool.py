@@ -47,6 +47,7 @@ class BlockPool:
         self._config = config
         self._log = log
         self._checksum = checksum
+        self._checksum_credit = 0.0  # one checksum is taken for each whole unit
         self._free: deque[int] = deque(range(config.num_blocks))
         self._evictable: dict[int, None] = {}  # cached and unpinned, oldest first
         self._idle_pinned: set[int] = set()  # cached and pinned
@@ -155,14 +156,16 @@ class BlockPool:
                 self._retire(block)
 
     def has_intact_bytes(self, match: PrefixMatch) -> bool:
-        """Compares checksums with those taken at publication. A difference empties the cache: nothing in it, nor
-        anything that hangs on the damaged block, is worth keeping."""
-        if self._checksum is None or not match.blocks:
+        """Compares checksums with those taken at publication. A difference empties the cache and ends all sharing:
+        nothing in it, nor anything that hangs on the damaged block, is worth keeping."""
+        sampled = [block for block in match.blocks if block.checksum is not None]
+        if self._checksum is None or not sampled:
             return True
-        found = self._checksum([block.block_id for block in match.blocks])
-        num_damaged = sum(block.checksum != value for block, value in zip(match.blocks, found, strict=True))
+        found = self._checksum([block.block_id for block in sampled])
+        num_damaged = sum(block.checksum != value for block, value in zip(sampled, found, strict=True))
         if num_damaged:
             self.cache.counters.checksum_failures += num_damaged
+            self.cache.is_sharing = False
             self.clear()
         return num_damaged == 0
 
@@ -197,12 +200,20 @@ class BlockPool:
 
     def _add(self, block: Block, content: BlockContent, parent: BlockIdentity | None, is_pinned: bool) -> None:
         self.cache.add(block, content, parent)
-        if self._checksum is not None:
+        if self._checksum is not None and self._is_sampled():
             block.checksum = self._checksum([block.block_id])[0]
         if is_pinned:
             block.is_pinned = True
             tenant = content.fields.tenant
             self._num_pinned_of[tenant] = self._num_pinned_of.get(tenant, 0) + 1
+
+    def _is_sampled(self) -> bool:
+        """Spread evenly, so that a share of one in ten is every tenth block."""
+        self._checksum_credit += self._config.checksum_blocks
+        if self._checksum_credit < 1.0:
+            return False
+        self._checksum_credit -= 1.0
+        return True
 
     def _can_pin(self, tenant: bytes | None) -> bool:
         of_tenant = self._num_pinned_of.get(tenant, 0)

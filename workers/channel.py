@@ -52,7 +52,7 @@ class ServedEngine(Protocol):
     def abort(self, request_id: RequestId) -> None: ...
 
 
-Control = Callable[[ControlCall], Awaitable[int]]
+Control = Callable[[ControlCall], Awaitable[object]]
 
 
 class _Stream:
@@ -145,7 +145,7 @@ class WorkerChannel:
                 self._streams.pop(request_id, None)
                 self._engine.abort(request_id)
 
-    async def _control_call(self, message: bytes, context: Any) -> int:
+    async def _control_call(self, message: bytes, context: Any) -> object:
         await self._authenticate(context)
         return await self._control(pickle.loads(message))
 

@@ -40,7 +40,7 @@ class EngineConfig:
     isolation_check: IsolationCheck = IsolationCheck.CHECK
     poison_value: float = math.nan  # NaN can hide a finite leak: run once with NaN, once with a large finite value
     check_conservation: bool = False  # recount every block after each step; for tests and debugging
-    checksum_blocks: bool = False  # checksum at publication, verified on each hit
+    checksum_blocks: float = 0.0  # share of published blocks that get a checksum, verified on each hit of them
     event_log_size: int = 65_536
     max_pinned_fraction: float = 0.25  # of the pool, for warmed templates
     max_pinned_fraction_per_tenant: float = 0.25
@@ -56,6 +56,8 @@ class EngineConfig:
         _require_at_least("event_log_size", self.event_log_size, 1)
         # Below one token per sequence some running sequence could starve in every step.
         _require_at_least("max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs)
+        if not 0.0 <= self.checksum_blocks <= 1.0:
+            raise ValueError(f"checksum_blocks is {self.checksum_blocks}, must be from 0 to 1")
         for name in ("max_pinned_fraction", "max_pinned_fraction_per_tenant"):
             value = getattr(self, name)
             if not 0.0 <= value <= 0.9:

@@ -1,4 +1,4 @@
-"""What gateways may ask of a worker besides tokens: warm-up of templates, unpinning, purging a user.
+"""What gateways may ask of a worker besides tokens: warm-ups, purges, evidence, quarantine.
 
 Warm-ups run through the engine like any request; their outputs are taken out of the stream here.
 """
@@ -9,38 +9,82 @@ import asyncio
 from collections.abc import Callable, Collection
 from functools import reduce
 from operator import xor
+from typing import TypeVar
 
-from cluster.api.channel import AuditCache, ControlCall, PurgeUser, Unpin, WarmUp
+from cache_service.block_key import BlockKeyer
+from cluster.api.channel import (
+    AuditCache,
+    AuditLayout,
+    ControlCall,
+    Inspect,
+    PurgeUser,
+    Quarantine,
+    SetMaxNumSeqs,
+    Trace,
+    Unpin,
+    WarmUp,
+)
 from cluster.api.errors import UnavailableError
 from cluster.api.ids import BlockKey, RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
 from workers.async_engine import AsyncLLMEngine
+from workers.engine import LLMEngine
+from workers.evidence import inspect, trace
+from workers.layout_audit import audit_layout
+
+T = TypeVar("T")
 
 
 class WorkerControl:
     """Lives on the worker's event loop; `take` is called on the engine's step thread."""
 
-    def __init__(self, engine: AsyncLLMEngine, on_warm: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLMEngine,
+        keyer: BlockKeyer,
+        on_warm: Callable[[], None] = lambda: None,
+        on_quarantine: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
+        self._keyer = keyer
         self._on_warm = on_warm
+        self._on_quarantine = on_quarantine
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[RequestId, asyncio.Future[RequestOutput]] = {}
 
-    async def __call__(self, call: ControlCall) -> int:
+    async def __call__(self, call: ControlCall) -> object:
         match call:
             case WarmUp(requests):
                 num_pinned = sum([await self._warm_up(request) for request in requests])
                 self._on_warm()
                 return num_pinned
             case Unpin(chains):
-                return await asyncio.wrap_future(
-                    self._engine.call(lambda engine: sum(engine.pool.unpin(chain) for chain in chains))
-                )
+                return await self._on_engine(lambda engine: sum(engine.pool.unpin(chain) for chain in chains))
             case PurgeUser(user_hash):
-                return await asyncio.wrap_future(self._engine.call(lambda engine: engine.purge_user(user_hash)))
+                return await self._on_engine(lambda engine: engine.purge_user(user_hash))
             case AuditCache():
-                return _digest(await asyncio.wrap_future(self._engine.call(lambda engine: engine.cached_keys())))
+                return _digest(await self._on_engine(lambda engine: engine.cached_keys()))
+            case Quarantine(reason):
+                return await self._quarantine(reason)
+            case SetMaxNumSeqs(max_num_seqs):
+                await self._on_engine(lambda engine: engine.set_max_num_seqs(max_num_seqs))
+                return max_num_seqs
+            case Trace(request_ids):
+                records = await self._on_engine(lambda engine: tuple(engine.event_log))
+                return await asyncio.to_thread(trace, records, frozenset(request_ids))
+            case Inspect():
+                return await self._on_engine(lambda engine: inspect(engine, self._keyer))
+            case AuditLayout():
+                return await self._on_engine(audit_layout)
+
+    async def _quarantine(self, reason: str) -> int:
+        is_new = await self._on_engine(lambda engine: engine.quarantine(reason))
+        self._on_quarantine()
+        return int(is_new)
+
+    async def _on_engine(self, function: Callable[[LLMEngine], T]) -> T:
+        return await asyncio.wrap_future(self._engine.call(function))
 
     def take(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """Keeps the outputs of warm-ups and returns the others."""

@@ -67,6 +67,7 @@ class LLMEngine:
         self.scheduler = scheduler
         self.event_log = event_log
         self.violations: list[Violation] = []
+        self.quarantine_reason: str | None = None
         self.meter = LoadMeter()
         self.step_id = 0
         self._keyer = keyer
@@ -207,7 +208,7 @@ class LLMEngine:
     def _split_choices(self, request: Request) -> list[tuple[int, tuple[int, ...]]]:
         """(choice, choices that fork from it later). One prefill serves all, unless they differ or do not fit."""
         num_choices = request.sampling.n
-        if request.emitted or num_choices > self.config.max_num_seqs:
+        if request.emitted or num_choices > self.scheduler.max_num_seqs:
             return [(choice, ()) for choice in range(num_choices)]
         return [(0, tuple(range(1, num_choices)))]
 
@@ -288,8 +289,35 @@ class LLMEngine:
 
     @property
     def is_healthy(self) -> bool:
-        """False after a violation or a damaged block: to be drained, its event log kept."""
-        return not self.violations and not self.pool.cache.counters.checksum_failures
+        """False after a violation, a damaged block or a quarantine: to be drained, its event log kept."""
+        return not self.violations and not self.pool.cache.counters.checksum_failures and self.quarantine_reason is None
+
+    def quarantine(self, reason: str) -> bool:
+        """Ends all sharing and everything that runs, on evidence from outside. False: it was quarantined before.
+
+        What has no output yet may be tried elsewhere. What has some is failed for good: another worker would go on from
+        tokens that may be another user's.
+        """
+        if self.quarantine_reason is not None:
+            return False
+        self.quarantine_reason = reason
+        self.pool.cache.is_sharing = False
+        _log.error("quarantined: %s", reason)
+        for live in tuple(self._live.values()):
+            if live.has_output:
+                self._fail(live, InternalError("the request was stopped by an isolation check"))
+            else:
+                self._fail(live, UnavailableError("the worker is quarantined"))
+        return True
+
+    def set_max_num_seqs(self, max_num_seqs: int) -> None:
+        """From the next step on so many sequences run together; those above it that run already go on.
+
+        Raises ValueError outside 1 … config.max_num_seqs, which the runner was tested for.
+        """
+        if not 1 <= max_num_seqs <= self.config.max_num_seqs:
+            raise ValueError(f"max_num_seqs is {max_num_seqs}, must be from 1 to {self.config.max_num_seqs}")
+        self.scheduler.max_num_seqs = max_num_seqs
 
     # --- the prefix cache from outside
 

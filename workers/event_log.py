@@ -31,6 +31,7 @@ class BlockRecord(NamedTuple):
     generation: int
     request_id: RequestId | None
     scope: Scope | None  # None while the block is unpublished
+    user_hash: bytes | None = None  # keyed hash of whose tokens the block may hold
 
 
 class BlockEventLog:
@@ -51,7 +52,16 @@ class BlockEventLog:
         scope = content.fields.scope if content is not None else None
         self.num_recorded += 1
         self._records.append(
-            BlockRecord(self._step_id, self._time_s, action, block.block_id, block.generation, request_id, scope)
+            BlockRecord(
+                self._step_id,
+                self._time_s,
+                action,
+                block.block_id,
+                block.generation,
+                request_id,
+                scope,
+                block.user_hash,
+            )
         )
 
     @property

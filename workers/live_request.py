@@ -27,6 +27,12 @@ class LiveRequest:
     def unfinished(self) -> list[Sequence]:
         return [seq for seq in self.sequences if seq.status is not SequenceStatus.FINISHED]
 
+    @property
+    def has_output(self) -> bool:
+        """Whether this engine has made a token of it, on top of those that a resumed request came with."""
+        emitted = self.request.emitted
+        return any(len(seq.output_token_ids) > len(emitted[seq.choice] if emitted else ()) for seq in self.sequences)
+
     def note_admitted(self, seq: Sequence, block_size: int) -> None:
         """The first admission decides what the caller is told: later hits are only the request's own blocks."""
         if self.num_cached_tokens is None:

@@ -48,6 +48,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.num_preemptions = 0
+        self.max_num_seqs = config.max_num_seqs  # may be lowered and raised between steps, see LLMEngine
         self._config = config
         self._pool = pool
 
@@ -159,7 +160,7 @@ class Scheduler:
         num_slots = sum(seq.num_slots for seq in self.running)
         while self.waiting and budget > 0:
             seq = self.waiting[0]
-            if num_slots + seq.num_slots > self._config.max_num_seqs:
+            if num_slots and num_slots + seq.num_slots > self.max_num_seqs:
                 return
             match = self._match(seq)
             num_blocks = -(-seq.num_tokens // self._config.block_size) - len(match.blocks)

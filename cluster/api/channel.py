@@ -63,4 +63,38 @@ class AuditCache:
     """What is cached, to compare with the index. Answer: number of blocks << 64 | XOR of their keys' first 64 bits."""
 
 
-ControlCall = WarmUp | Unpin | PurgeUser | AuditCache
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Share nothing any more, end what runs, take no new work, keep the event log. Answer: 1, or 0 when it was before.
+
+    `reason` holds no text and no raw identity: it is logged and shown to operators.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetMaxNumSeqs:
+    """Sequences that may run together from the next step on. Answer: the number."""
+
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What happened to the blocks that these requests touched. Answer: a tuple of TracedEvent, oldest first."""
+
+    request_ids: tuple[RequestId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Answer: WorkerEvidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLayout:
+    """Run rows of known tokens in changing company through the model runner. Answer: LayoutEvidence."""
+
+
+ControlCall = WarmUp | Unpin | PurgeUser | AuditCache | Quarantine | SetMaxNumSeqs | Trace | Inspect | AuditLayout

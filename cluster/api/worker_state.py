@@ -46,3 +46,4 @@ class WorkerSnapshot:
     is_draining: bool = False
     is_healthy: bool = True
     counters: tuple[tuple[str, int], ...] = ()  # since the start of this epoch, by name
+    max_num_seqs: int = 0  # sequences that run together now; 0: as registered

@@ -130,6 +130,7 @@ class ServingCore:
             user_hash=prepared.identity.user,
             adapter=prepared.adapter,
             deadline_unix_s=deadline_unix_s,
+            use_prefix_cache=prompt.use_prefix_cache,
         )
         placement = Placement()
         outputs = self.backend.generate(request, affinity_key=prepared.affinity_key, placement=placement)

@@ -275,7 +275,16 @@ def test_a_flipped_bit_in_a_shared_block_is_noticed_before_it_is_read() -> None:
     assert not engine.is_healthy
     assert engine.cached_keys() == (), "a request from before the damage publishes nothing"
     cached_tokens(engine, make_request(PROMPT))
-    assert cached_tokens(engine, make_request(PROMPT)) == NUM_FULL
+    assert cached_tokens(engine, make_request(PROMPT)) == 0, "nothing is shared any more"
+
+
+def test_a_share_of_the_checksums_covers_that_share_of_the_blocks() -> None:
+    engine = make_engine(checksum_blocks=0.25)
+    cached_tokens(engine, make_request(range(17)))
+    cached_tokens(engine, make_request(range(100, 117)))
+    assert [block.checksum is not None for block in engine.pool.blocks[:8]].count(True) == 2
+    assert cached_tokens(engine, make_request(range(17))) == 16
+    assert engine.pool.cache.counters.checksum_failures == 0
 
 
 def test_nothing_is_published_behind_a_block_that_cannot_be_found_any_more() -> None:

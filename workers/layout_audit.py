@@ -1,0 +1,149 @@
+"""Does a row feel its neighbours? Runs known tokens through the live runner alone and in company, and compares bits.
+
+Company is tried twice, with other tokens of the same lengths. An answer that changes with the neighbours' content sees
+their keys: a mask or a block table is wrong. One that differs from the lonely answer but not between the companies is
+placed by them: positions are wrong, or, when only unequal lengths do it, padding is seen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cluster.api.evidence import LayoutEvidence
+from cluster.api.ids import RequestId
+from cluster.api.sampling import SamplingParams
+from workers.block import BlockWriter
+from workers.engine import LLMEngine
+from workers.step import ModelRunner, SampledToken, SampleInput, StepInput, StepRow
+
+_PARAMS = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=8)
+_STALE = 3.0  # what the scratch blocks hold before each scene, so that a read of unwritten slots shows
+_NOBODY = BlockWriter(RequestId("layout-audit"), bytes(32), 0)
+
+
+def audit_layout(engine: LLMEngine) -> LayoutEvidence:
+    """On the step thread, between two steps. Takes a few blocks of the pool for its duration."""
+    size = engine.config.block_size
+    scenes = _Scenes(engine.runner, size)
+    if scenes.num_tokens > engine.config.max_num_batched_tokens:
+        return LayoutEvidence(0, (), (), f"a step of {engine.config.max_num_batched_tokens} tokens is too small")
+    if not engine.pool.can_allocate(scenes.num_blocks):
+        return LayoutEvidence(0, (), (), "no blocks are free")
+    block_ids = [engine.pool.allocate(_NOBODY).block_id for _ in range(scenes.num_blocks)]
+    try:
+        return scenes.compare(block_ids)
+    finally:
+        engine.pool.release(reversed(block_ids), _NOBODY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A row's tokens and its own blocks."""
+
+    tokens: tuple[int, ...]
+    table: tuple[int, ...]
+
+    def row(self, number: int, start: int, end: int) -> StepRow:
+        tokens = self.tokens[start:end]
+        sample = SampleInput(_PARAMS, 0, 0, self.tokens[:end], ())
+        return StepRow(number, start, tokens, self.table, (sample,))
+
+
+_Answer = list[list[SampledToken]]
+_Scene = Callable[[_Part, Sequence[_Part]], _Answer]
+
+
+class _Scenes:
+    def __init__(self, runner: ModelRunner, block_size: int) -> None:
+        self._runner = runner
+        self._size = block_size
+        self._subject = block_size + block_size // 2 + 3
+        self._unequal = (5, block_size // 2 + 1)
+        self._num_comparisons = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return 3 * self._subject
+
+    @property
+    def num_blocks(self) -> int:
+        return 3 * self._blocks_of(self._subject + 1)
+
+    def compare(self, block_ids: Sequence[int]) -> LayoutEvidence:
+        positions: list[str] = []
+        masks: list[str] = []
+        for name, scene in (("prefill", self._prefill), ("prefill after a hit", self._tail), ("decode", self._decode)):
+            fault = self._judge(scene, block_ids)
+            if fault == "positions":
+                positions.append(name)
+            elif fault is not None:
+                masks.append(f"{name}: {fault}")
+        outside = self._writes_outside(block_ids)
+        return LayoutEvidence(self._num_comparisons, tuple(positions), (*masks, *outside))
+
+    def _judge(self, scene: _Scene, block_ids: Sequence[int]) -> str | None:
+        alone = self._play(scene, block_ids, (), content=0)
+        first, second = (self._play(scene, block_ids, self._unequal, content) for content in (1, 2))
+        self._num_comparisons += 2
+        if first != second:
+            return "the content of a neighbour changes the row"
+        if first == alone:
+            return None
+        equal = self._play(scene, block_ids, (self._subject, self._subject), content=1)
+        return "padding changes the row" if equal == alone else "positions"
+
+    def _play(self, scene: _Scene, block_ids: Sequence[int], lengths: Sequence[int], content: int) -> _Answer:
+        """The subject's tokens are always the same, its neighbours' depend on `content`."""
+        self._runner.fill_blocks(block_ids, _STALE)
+        ids = iter(block_ids)
+        parts = [
+            _Part(self._tokens(length + 1, seed), tuple(next(ids) for _ in range(self._blocks_of(length + 1))))
+            for length, seed in ((self._subject, 0), *((length, content * 10 + i) for i, length in enumerate(lengths)))
+        ]
+        return scene(parts[0], parts[1:])
+
+    def _prefill(self, subject: _Part, others: Sequence[_Part]) -> _Answer:
+        return self._step(subject, others, 0, self._subject)
+
+    def _tail(self, subject: _Part, others: Sequence[_Part]) -> _Answer:
+        """The first block is computed alone, as a cached prefix is."""
+        self._step(subject, (), 0, self._size)
+        return self._step(subject, others, self._size, self._subject)
+
+    def _decode(self, subject: _Part, others: Sequence[_Part]) -> _Answer:
+        for part in (subject, *others):
+            self._step(part, (), 0, len(part.tokens) - 1)
+        return self._step(subject, others, self._subject, self._subject + 1, is_decode=True)
+
+    def _step(
+        self, subject: _Part, others: Sequence[_Part], start: int, end: int, *, is_decode: bool = False
+    ) -> _Answer:
+        """One neighbour before the subject, the others behind it; the subject's samples."""
+        rows = [
+            part.row(
+                number,
+                len(part.tokens) - 1 if is_decode else 0,
+                len(part.tokens) if is_decode else len(part.tokens) - 1,
+            )
+            for number, part in enumerate(others, start=1)
+        ]
+        rows.insert(min(1, len(rows)), subject.row(0, start, end))
+        sampled = self._runner.execute(StepInput(0, rows)).sampled
+        return [sampled[min(1, len(rows) - 1)]]
+
+    def _writes_outside(self, block_ids: Sequence[int]) -> tuple[str, ...]:
+        """Slots that padding is sent to by mistake: those of the first and of the last block."""
+        outside = [block for block in (0, self._runner.num_blocks - 1) if block not in block_ids]
+        before = self._runner.checksum_blocks(outside)
+        self._play(self._prefill, block_ids, self._unequal, content=1)
+        after = self._runner.checksum_blocks(outside)
+        return ("padding is written to another's block",) if before != after else ()
+
+    def _tokens(self, count: int, seed: int) -> tuple[int, ...]:
+        draw = random.Random(seed)
+        return tuple(draw.randrange(self._runner.vocab_size) for _ in range(count))
+
+    def _blocks_of(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._size)
