@@ -30,11 +30,15 @@ def experiment(
     bisect: Annotated[
         bool, typer.Option("--bisect", help="name the component that leaks, one switch at a time")
     ] = False,
-    planted: Annotated[str | None, typer.Option(help="plant a fault first: a name, 'all', or FILE.py:CLASS")] = None,
+    planted: Annotated[
+        str | None, typer.Option(help="plant faults, find and locate each: names, 'all', or FILE.py:NAME")
+    ] = None,
+    fault: Annotated[str | None, typer.Option(help="run the experiment with this one fault planted")] = None,
     timing: Annotated[bool, typer.Option("--timing", help="does time tell one user what another one cached?")] = False,
     chinese_must_obey: Annotated[bool, typer.Option(help="void the run when Chinese prompts are not obeyed")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the results here")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write a report with plots here")] = None,
+    events_file: Annotated[Path | None, typer.Option("--events", help="write the block events here, for trace")] = None,
 ) -> None:
     """The passphrase experiment: does anything of one request turn up in another?
 
@@ -57,9 +61,35 @@ def experiment(
         matrix=matrix,
         bisect=bisect,
         planted=planted,
+        fault=fault,
         timing=timing,
         chinese_must_obey=chinese_must_obey,
         json_file=json_file,
         html_file=html_file,
+        events_file=events_file,
     )
     raise typer.Exit(asyncio.run(run_command(options)))
+
+
+def trace(
+    events: Annotated[Path, typer.Argument(help="file written by `watchword experiment --events`")],
+    request: Annotated[str, typer.Argument(help="the request's name, for example r3.B")],
+    history: Annotated[bool, typer.Option("--history", help="show everything that happened to each block")] = False,
+) -> None:
+    """Every block that a request read or wrote, where each came from, and where foreign state came in."""
+    from rich.console import Console
+
+    from cluster.experiment.event_file import read_events
+    from cluster.experiment.trace import trace_request
+    from cluster.experiment.trace_text import print_trace
+
+    content = read_events(events)
+    try:
+        found = trace_request(content, request)
+    except KeyError:
+        known = ", ".join(list(content.users)[:8])
+        raise InvalidRequestError(
+            f"no event names request {request!r}; there are {known}, …", param="request"
+        ) from None
+    print_trace(Console(), found, with_history=history)
+    raise typer.Exit(0 if found.foreign is None else 1)

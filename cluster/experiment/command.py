@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from cluster.api.errors import InvalidRequestError, UnavailableError
-from cluster.experiment.condition import baseline
-from cluster.experiment.matrix import matrix
+from cluster.experiment.event_file import BlockEvent, EventFile, write_events
 from cluster.experiment.plan import Plan, make_plan
 from cluster.experiment.replay import draw_seed, read_plan, write_plan
+from cluster.experiment.report_html import html_report
 from cluster.experiment.report_json import experiment_record
 from cluster.experiment.report_text import LiveProgress, print_experiment, print_matrix
 from cluster.experiment.runner import ExperimentResult, run_experiment
@@ -27,106 +28,105 @@ from cluster.experiment.workload import Workload
 class ExperimentOptions:
     """As given on the command line; see cluster/experiment/cli.py."""
 
-    url: str | None
-    api_key: str | None
-    rounds: int
-    model: str | None
-    wording: str
-    seed: int | None
-    replay: Path | None
-    record: Path | None
-    exact: bool
-    matrix: bool
-    bisect: bool
-    planted: str | None
-    timing: bool
-    chinese_must_obey: bool
-    json_file: Path | None
-    html_file: Path | None
+    url: str | None = None
+    api_key: str | None = None
+    rounds: int = 50
+    model: str | None = None
+    wording: str = "system-last,confirmed"
+    seed: int | None = None
+    replay: Path | None = None
+    record: Path | None = None
+    exact: bool = True
+    matrix: bool = False
+    bisect: bool = False
+    planted: str | None = None
+    fault: str | None = None
+    timing: bool = False
+    chinese_must_obey: bool = False
+    json_file: Path | None = None
+    html_file: Path | None = None
+    events_file: Path | None = None
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(chinese_must_obey=self.chinese_must_obey)
 
 
 async def run_command(options: ExperimentOptions) -> int:
     """The exit status. Raises WatchwordError for what the caller got wrong."""
     console = Console()
-    try:
-        wordings = tuple(wording.name for wording in wordings_named(options.wording))
-    except ValueError as error:
-        raise InvalidRequestError(str(error), param="wording") from None
-    workload = Workload(wordings=wordings)
     seed = options.seed if options.seed is not None else draw_seed()
     if options.url is not None:
-        return await _against_url(console, options, workload, seed)
-    return await _embedded(console, options, workload, seed)
+        return await _against_url(console, options, seed)
+    # Torch takes seconds to import, and nothing above needs it.
+    from cluster.experiment.embedded_command import run_embedded
+
+    return await run_embedded(console, replace(options, seed=seed))
 
 
-async def _against_url(console: Console, options: ExperimentOptions, workload: Workload, seed: int) -> int:
-    if options.bisect or options.planted or options.matrix:
-        raise InvalidRequestError("--bisect, --planted and --matrix change engine settings: they need --embedded")
-    assert options.url is not None
-    target = UrlTarget(options.url, options.api_key, options.model)
-    plan = _plan(options, workload, seed)
+def workload_of(options: ExperimentOptions) -> Workload:
+    """Raises InvalidRequestError for an unknown wording."""
     try:
-        await target.connect()
-        with LiveProgress(console, "rounds", len(plan.rounds)) as progress:
-            result = await run_experiment(target, plan, requirements=_requirements(options), progress=progress)
-    except ConnectionError as error:
-        raise UnavailableError(str(error)) from None
-    finally:
-        await target.close()
-    return _report(console, options, [result])
+        return Workload(wordings=tuple(wording.name for wording in wordings_named(options.wording)))
+    except ValueError as error:
+        raise InvalidRequestError(str(error), param="wording") from None
 
 
-async def _embedded(console: Console, options: ExperimentOptions, workload: Workload, seed: int) -> int:
-    from cluster.experiment.targets.weights import load_model  # torch takes seconds to import: not for --url
-
-    console.print(f"seed {seed}; loading the model …")
-    loaded = load_model(options.model)
-    from cluster.experiment.trial import make_oracles, make_target
-
-    condition = baseline(options.rounds, workload, _requirements(options))
-    conditions = matrix(options.rounds, workload) if options.matrix else [condition]
-    results = []
-    targets = []
-    for one in conditions:
-        plan = _plan(options, one.workload, seed) if not options.matrix else one.plan(seed, options.rounds)
-        target = make_target(loaded, one)
-        with LiveProgress(console, one.name, len(plan.rounds)) as progress:
-            result = await run_experiment(
-                target,
-                plan,
-                oracles=make_oracles(loaded, one, is_exact=options.exact),
-                requirements=one.requirements,
-                condition=one.name,
-                progress=progress,
-            )
-        results.append(result)
-        targets.append(target)
-        if options.matrix:
-            console.print(f"{one.name}: {result.verdict.status.name.lower()}")
-    return _report(console, options, results)
-
-
-def _plan(options: ExperimentOptions, workload: Workload, seed: int) -> Plan:
-    plan = read_plan(options.replay) if options.replay else make_plan(seed, options.rounds, workload)
+def plan_of(options: ExperimentOptions, seed: int) -> Plan:
+    """The recorded plan, or a fresh one; written to a file where that was asked for."""
+    plan = read_plan(options.replay) if options.replay else make_plan(seed, options.rounds, workload_of(options))
     if options.record is not None:
         write_plan(options.record, plan)
     return plan
 
 
-def _requirements(options: ExperimentOptions) -> Requirements:
-    return Requirements(chinese_must_obey=options.chinese_must_obey)
+async def _against_url(console: Console, options: ExperimentOptions, seed: int) -> int:
+    if options.bisect or options.planted or options.fault or options.matrix or options.timing:
+        raise InvalidRequestError("--matrix, --bisect, --planted, --fault and --timing need an engine in this process")
+    assert options.url is not None
+    target = UrlTarget(options.url, options.api_key, options.model)
+    plan = plan_of(options, seed)
+    try:
+        await target.connect()
+        with LiveProgress(console, "rounds", len(plan.rounds)) as progress:
+            result = await run_experiment(target, plan, requirements=options.requirements, progress=progress)
+    except ConnectionError as error:
+        raise UnavailableError(str(error)) from None
+    finally:
+        await target.close()
+    return report(console, options, [result], ())
 
 
-def _report(console: Console, options: ExperimentOptions, results: list[ExperimentResult]) -> int:
+def report(
+    console: Console, options: ExperimentOptions, results: list[ExperimentResult], events: Sequence[BlockEvent]
+) -> int:
+    """Prints, writes the files that were asked for, and returns the exit status."""
     if len(results) == 1:
         print_experiment(console, results[0])
     else:
         print_matrix(console, results)
-    if options.json_file is not None:
-        records: Any = [experiment_record(result) for result in results]
-        text = json.dumps(records[0] if len(records) == 1 else {"conditions": records}, ensure_ascii=False, indent=1)
-        options.json_file.write_text(text, encoding="utf-8")
+    records = [experiment_record(result) for result in results]
+    write_json(options.json_file, records[0] if len(records) == 1 else {"conditions": records})
+    if options.html_file is not None:
+        options.html_file.write_text(html_report(results, events), encoding="utf-8")
+    if options.events_file is not None:
+        write_events(options.events_file, _event_file(results[0], events))
     return int(_worst(results))
+
+
+def write_json(path: Path | None, record: Any) -> None:
+    if path is not None:
+        path.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _event_file(result: ExperimentResult, events: Sequence[BlockEvent]) -> EventFile:
+    users = {request.name: request.user for planned in result.plan.rounds for request in planned.requests}
+    corrupted = {
+        finding.request: finding.evidence["step"]
+        for finding in result.findings
+        if finding.request is not None and "step" in finding.evidence
+    }
+    return EventFile(users, corrupted, events)
 
 
 def _worst(results: list[ExperimentResult]) -> Status:

@@ -31,7 +31,7 @@ class Observation:
     first_token_s: float | None = None
     tokens: tuple[TokenTrace, ...] | None = None
     engine_tokens: tuple[TokenTrace, ...] | None = None
-    stop_token_id: int | None = None
+    token_steps: tuple[int, ...] = ()  # engine step of each of `engine_tokens`
 
     @property
     def searchable(self) -> str:

@@ -82,6 +82,9 @@ def compare_with_solo(round_index: int, name: str, seen: Observation, solo: Obse
     """
 
     def finding(kind: str, detail: str, **evidence: object) -> Finding:
+        index = evidence.get("output_index")
+        if isinstance(index, int) and index < len(seen.token_steps):
+            evidence["step"] = seen.token_steps[index]
         return Finding(OracleName.EXACTNESS, kind, round_index, name, detail, evidence)
 
     made, expected = seen.engine_tokens or (), solo.engine_tokens or ()

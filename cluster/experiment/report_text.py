@@ -9,12 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cluster.experiment.bisect import Trial
+from cluster.experiment.component import Component
 from cluster.experiment.runner import ExperimentResult
 from cluster.experiment.statistics import rule_of_three
 from cluster.experiment.verdict import RoundResult, Status
 
 _STYLE = {Status.CLEAN: "bold green", Status.CONTAMINATED: "bold red", Status.VOID: "bold yellow"}
 _MAX_REASONS = 12
+_ROUNDS_PER_LINE = 10
 
 
 class LiveProgress:
@@ -23,7 +26,10 @@ class LiveProgress:
     def __init__(self, console: Console, description: str, num_rounds: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True)
+        self._console = console
         self._description = description
+        self._num_rounds = num_rounds
+        self._num_done = 0
         self._num_contaminated = 0
         self._task: TaskID = self._progress.add_task(description, total=num_rounds)
 
@@ -35,9 +41,13 @@ class LiveProgress:
         self._progress.stop()
 
     def __call__(self, result: RoundResult) -> None:
+        self._num_done += 1
         self._num_contaminated += result.is_contaminated
         text = f"{self._description}: {self._num_contaminated} contaminated"
         self._progress.update(self._task, advance=1, description=text)
+        # A log file gets a line now and then instead of a bar.
+        if not self._console.is_terminal and self._num_done % _ROUNDS_PER_LINE == 0:
+            self._console.print(f"{text} of {self._num_done} rounds ({self._num_rounds} in all)")
 
 
 def print_experiment(console: Console, result: ExperimentResult) -> None:
@@ -91,3 +101,13 @@ def _observations(result: ExperimentResult) -> Table:
     for (oracle, kind), count in Counter((item.oracle.value, item.kind) for item in result.findings).items():
         table.add_row(f"finding: {oracle}, {kind}", str(count))
     return table
+
+
+def print_bisection(console: Console, trials: Sequence[Trial], named: Component | None) -> None:
+    table = Table("switched", "rounds", "contaminated", "outcome", title="bisection of the recorded arrivals")
+    for trial in trials:
+        table.add_row(
+            " + ".join(trial.switches), str(trial.num_rounds), str(trial.num_contaminated), trial.outcome.value
+        )
+    console.print(table)
+    console.print(f"component: {'undecided' if named is None else named.value}", style="bold")

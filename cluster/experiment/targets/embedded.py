@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Mapping
 
 from cluster.api.ids import RequestId
+from cluster.experiment.event_file import BlockEvent
 from cluster.experiment.observation import Observation, RoundObservation, Violation
 from cluster.experiment.plan import PlannedRequest, Round
 from cluster.experiment.targets.house_rules import warm_up
@@ -21,6 +23,8 @@ CONTROL_TEXT = "river stone garden window paper table summer bread music lamp " 
 # Counters that stay at zero on a clean engine: each one is a second line of defence that had to act.
 ALARM_COUNTERS = frozenset({"verify_failures", "checksum_failures", "publish_conflicts"})
 
+
+_MAX_EVENTS = 400_000
 
 # What a broken invariant raises inside a step, whether it is asserted or merely breaks something.
 ENGINE_FAILURES = (AssertionError, IndexError, KeyError, ValueError)
@@ -44,7 +48,8 @@ class EmbeddedTarget:
         self._stack = build_stack(loaded, config, parts, with_template=with_template)
         self._request_numbers = itertools.count()
         self.names: dict[RequestId, str] = {}  # engine's id -> plan's name
-        self.records: list[BlockRecord] = []  # event log of all lives, for reports and traces
+        self.events: deque[BlockEvent] = deque(maxlen=_MAX_EVENTS)  # of all lives, for reports and traces
+        self._life = 0
         self._num_seen_records = 0
 
     @property
@@ -106,6 +111,7 @@ class EmbeddedTarget:
 
     def restart(self) -> None:
         """A new life: empty pool, new epoch, same weights."""
+        self._life += 1
         self._stack = build_stack(self.loaded, self.config, self._parts, with_template=self._with_template)
         self._num_seen_records = 0
 
@@ -152,7 +158,21 @@ class EmbeddedTarget:
         fresh = log.num_recorded - self._num_seen_records
         self._num_seen_records = log.num_recorded
         if fresh:
-            self.records.extend(list(log)[-fresh:])
+            self.events.extend(self._event(record) for record in list(log)[-fresh:])
+
+    def _event(self, record: BlockRecord) -> BlockEvent:
+        name = None if record.request_id is None else self.names.get(record.request_id, "warm-up")
+        scope = None if record.scope is None else record.scope.name
+        return BlockEvent(
+            self._life,
+            record.step_id,
+            record.time_s,
+            record.action.value,
+            record.block_id,
+            record.generation,
+            name,
+            scope,
+        )
 
 
 def _failed_assertions(by_name: Mapping[str, Observation]) -> list[Violation]:

@@ -142,6 +142,12 @@ class RoundDriver:
             was_aborted=one.was_aborted,
             tokens=_trace(self._backend.delivered.get(one.request_id, [])),
             engine_tokens=_trace(made),
+            token_steps=tuple(
+                step
+                for output, step in zip(made, self._backend.step_ids.get(one.request_id, []), strict=True)
+                for delta in output.deltas
+                for _ in delta.token_ids
+            ),
         )
 
 

@@ -19,6 +19,8 @@ from cluster.backend import Placement
 class SteppedEngine(Protocol):
     """What the backend needs of an engine."""
 
+    step_id: int
+
     @property
     def has_work(self) -> bool: ...
     def add_request(self, request: Request) -> None: ...
@@ -73,6 +75,7 @@ class StepBackend:
         self.made: dict[RequestId, list[RequestOutput]] = {}
         self.delivered: dict[RequestId, list[RequestOutput]] = {}
         self.steps: list[frozenset[RequestId]] = []
+        self.step_ids: dict[RequestId, list[int]] = {}  # of each output in `made`
 
     async def is_ready(self) -> bool:
         return True
@@ -83,6 +86,7 @@ class StepBackend:
         request_id = request.request_id
         mailbox = self.mailboxes.open(request_id)
         self.made[request_id] = []
+        self.step_ids[request_id] = []
         delivered = self.delivered[request_id] = []
         finished = False
         try:
@@ -105,6 +109,7 @@ class StepBackend:
         for output in outputs:
             if output.request_id in self.made:
                 self.made[output.request_id].append(output)
+                self.step_ids[output.request_id].append(self.engine.step_id)
             self.mailboxes.deliver(output)
 
     async def settle(self) -> None:
@@ -118,3 +123,4 @@ class StepBackend:
         self.made.clear()
         self.delivered.clear()
         self.steps.clear()
+        self.step_ids.clear()

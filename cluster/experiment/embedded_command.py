@@ -1,0 +1,134 @@
+"""The runs that need an engine in this process: the experiment itself, the matrix, bisection and planted faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import Progress
+
+from cluster.experiment.bisect import bisect, cleared_by, switches
+from cluster.experiment.command import ExperimentOptions, plan_of, report, workload_of, write_json
+from cluster.experiment.condition import Condition, baseline
+from cluster.experiment.event_file import BlockEvent
+from cluster.experiment.faults.catalog import planted_faults
+from cluster.experiment.faults.stages import make_stages
+from cluster.experiment.locate import Evidence, locate
+from cluster.experiment.matrix import matrix
+from cluster.experiment.neighbours import depends_on_neighbours
+from cluster.experiment.plan import Plan
+from cluster.experiment.planted import Investigator, investigate_blind
+from cluster.experiment.report_planted import planted_record, print_planted
+from cluster.experiment.report_text import LiveProgress, print_bisection
+from cluster.experiment.runner import ExperimentResult, run_experiment
+from cluster.experiment.targets.embedded import EmbeddedTarget
+from cluster.experiment.targets.stack import StackParts
+from cluster.experiment.targets.target import Target
+from cluster.experiment.targets.weights import LoadedModel, load_model
+from cluster.experiment.trial import make_oracles, make_target
+from cluster.experiment.verdict import Status
+from workers.config import EngineConfig
+
+_PLANTED_ROUNDS = 4
+
+
+async def run_embedded(console: Console, options: ExperimentOptions) -> int:
+    assert options.seed is not None
+    faults = planted_faults(options.planted or options.fault or "") if options.planted or options.fault else ()
+    console.print(f"seed {options.seed}; loading the model …")
+    loaded = load_model(options.model)
+    if options.planted:
+        stages = make_stages(loaded, options.seed, _PLANTED_ROUNDS)
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("planted faults", total=len(faults))
+            cases = await investigate_blind(
+                Investigator(loaded, stages),
+                faults,
+                random.Random(options.seed),
+                lambda count: bar.update(task, completed=count),
+            )
+        print_planted(console, faults, cases)
+        write_json(options.json_file, planted_record(faults, cases))
+        return int(Status.CLEAN if all(case.found_by for case in cases.values()) else Status.VOID)
+    parts = faults[0].make_parts() if faults else None
+    if options.matrix:
+        return await _matrix(console, options, loaded, parts)
+    return await _one_condition(console, options, loaded, parts)
+
+
+async def _matrix(console: Console, options: ExperimentOptions, loaded: LoadedModel, parts: StackParts | None) -> int:
+    results: list[ExperimentResult] = []
+    events: Sequence[BlockEvent] = ()
+    for condition in matrix(options.rounds, workload_of(options)):
+        plan = condition.plan(options.seed or 0, options.rounds)
+        target = make_target(loaded, condition, parts)
+        results.append(await _run(console, options, loaded, condition, plan, target))
+        console.print(f"{condition.name}: {results[-1].verdict.status.name.lower()}")
+        if not events:
+            events = _events_of(target)
+    return report(console, options, results, events)
+
+
+async def _one_condition(
+    console: Console, options: ExperimentOptions, loaded: LoadedModel, parts: StackParts | None
+) -> int:
+    plan = plan_of(options, options.seed or 0)
+    condition = baseline(len(plan.rounds), plan.workload, options.requirements)
+    target = make_target(loaded, condition, parts)
+    result = await _run(console, options, loaded, condition, plan, target)
+    status = report(console, options, [result], _events_of(target))
+    if options.bisect:
+        await _bisect(console, options, loaded, condition, result, parts)
+    return status
+
+
+async def _run(
+    console: Console,
+    options: ExperimentOptions,
+    loaded: LoadedModel,
+    condition: Condition,
+    plan: Plan,
+    target: Target,
+) -> ExperimentResult:
+    with LiveProgress(console, condition.name, len(plan.rounds)) as progress:
+        return await run_experiment(
+            target,
+            plan,
+            oracles=make_oracles(loaded, condition, is_exact=options.exact),
+            requirements=condition.requirements,
+            condition=condition.name,
+            progress=progress,
+        )
+
+
+async def _bisect(
+    console: Console,
+    options: ExperimentOptions,
+    loaded: LoadedModel,
+    condition: Condition,
+    result: ExperimentResult,
+    parts: StackParts | None,
+) -> None:
+    """Replays the recorded arrivals under one switch after the other, and names the component."""
+    if not result.findings:
+        console.print("nothing to locate: no oracle found anything")
+        return
+    oracles = make_oracles(loaded, condition, is_exact=options.exact)
+
+    async def run_with(config: EngineConfig) -> ExperimentResult:
+        target = EmbeddedTarget(loaded, config, parts, with_template=condition.with_template)
+        return await run_experiment(target, result.plan, oracles=oracles, requirements=condition.requirements)
+
+    rate = result.verdict.any_rate.value
+    trials = await bisect(condition.engine, switches(), run_with, seen_rate=rate, is_replay_exact=options.exact)
+    wrong = next((finding for finding in result.findings if finding.kind == "logits"), None)
+    depends = None
+    if wrong is not None:
+        depends = await depends_on_neighbours(lambda: make_target(loaded, condition, parts), result.plan, wrong)
+    named = locate(Evidence(result.findings, cleared_by(trials), condition.engine.layout, depends))
+    print_bisection(console, trials, named)
+
+
+def _events_of(target: Target) -> Sequence[BlockEvent]:
+    return list(target.events) if isinstance(target, EmbeddedTarget) else []
