@@ -83,6 +83,9 @@ class RouterActor:
         """Fingerprints of all blocks by the worker that is believed to hold them, for audits of the index."""
         return {worker_id: self._index.keys(worker_id) for worker_id in self._index.workers}
 
+    async def num_indexed_blocks(self) -> int:
+        return self._index.num_blocks
+
     def _follow(self) -> None:
         """Starts reading the index with the first call, since a constructor has no event loop."""
         if self._follower is not None and self._task is None:

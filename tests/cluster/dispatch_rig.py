@@ -1,16 +1,16 @@
-"""Real token streams between a gateway's dispatcher and workers whose engine is a script: token = f(prompt, position)."""
+"""Real token streams between a dispatcher and workers whose engine is a script: token = f(prompt, position)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
 from cluster.api.channel import ControlCall
 from cluster.api.errors import UnavailableError, WatchwordError
-from cluster.api.ids import BlockKey, PrincipalHash, RequestId, WorkerId
+from cluster.api.ids import PrincipalHash, RequestId, WorkerId
 from cluster.api.output import ChoiceDelta, FinishReason, RequestOutput
 from cluster.api.request import Request
 from cluster.api.routing import RouteDecision, RouteQuery
@@ -65,7 +65,6 @@ class ScriptedEngine:
         self.stop_after: int | None = None  # tokens of a choice; then nothing more comes
         self.submitted: list[Request] = []
         self.aborted: list[RequestId] = []
-        self.num_resumed_with_end: int = 0
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
 
     @property
@@ -201,10 +200,7 @@ async def dispatch_rig(num_workers: int = 2, pause_s: float = 0.002) -> AsyncIte
             await worker.channel.stop(0)
 
 
-async def eventually(condition, timeout_s: float = 10.0) -> None:  # type: ignore[no-untyped-def]
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-__all__ = ["BlockKey", "DispatchRig", "dispatch_rig", "eventually", "expected", "make_request", "token_at"]

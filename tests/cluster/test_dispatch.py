@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from dispatch_rig import dispatch_rig, eventually, expected, make_request
@@ -55,12 +57,12 @@ async def test_no_equal_worker_is_one_typed_error() -> None:
         rig.workers[1].numerics = "other"
         rig.workers[0].engine.stop_after = 5
         request = make_request()
-        seen = 0
+        asked = asyncio.create_task(rig.collect(request))
+        await eventually(lambda: bool(rig.router.first_tokens))
+        await asyncio.sleep(0.1)
+        await rig.workers[0].kill()
         with pytest.raises(WorkerLostError):
-            async for output in rig.dispatcher.generate(request):
-                seen += sum(len(delta.token_ids) for delta in output.deltas)
-                if seen == 5:
-                    await rig.workers[0].kill()
+            await asked
         assert not rig.router.held
 
 
@@ -119,9 +121,6 @@ async def test_a_slow_reader_gives_its_place_back_when_the_worker_is_done() -> N
 
 
 async def test_a_deadline_ends_a_request_whose_worker_is_silent() -> None:
-    import time
-    from dataclasses import replace
-
     async with dispatch_rig(1) as rig:
         rig.workers[0].engine.is_paused = True
         request = replace(make_request(), deadline_unix_s=time.time() + 0.3)

@@ -119,7 +119,7 @@ async def test_a_hanging_router_is_given_up_in_bounded_time_and_found_again() ->
         actor.mode = "well"
         actor.hang.set()
         async with asyncio.timeout(5.0):
-            while await router.route(query("c")) != DECISION:
+            while await router.route(query("c")) != DECISION:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.1)
         assert ("withdraw", ("a",)) in actor.noted  # else its place would wait for nobody
@@ -136,7 +136,7 @@ async def test_a_dead_router_costs_no_wait(mode: str) -> None:
         assert router.num_workers == 1, "it goes on with the workers it knew"
         actor.mode = "well"
         async with asyncio.timeout(3.0):
-            while await router.route(query()) != DECISION:
+            while await router.route(query()) != DECISION:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
 

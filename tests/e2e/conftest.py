@@ -23,7 +23,11 @@ class Keys:
 def make_key(state_dir: Path, *args: str) -> str:
     command = [str(Path(sys.executable).with_name("watchword")), "keys", "create", *args]
     result = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={"WATCHWORD_STATE_DIR": str(state_dir), "HOME": "/root"}
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"WATCHWORD_STATE_DIR": str(state_dir), "HOME": "/root"},
     )
     return result.stdout.strip().splitlines()[-1].split()[-1]
 

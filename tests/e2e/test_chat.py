@@ -38,7 +38,9 @@ def test_a_chat_answers_and_is_deterministic_at_temperature_zero(cluster):
 def test_a_stream_says_the_same_as_the_whole_answer(cluster):
     client = cluster.client(cluster.keys.alice)
     whole = ask(client, "Name three rivers of Europe.", max_tokens=24)
-    stream = ask(client, "Name three rivers of Europe.", max_tokens=24, stream=True, stream_options={"include_usage": True})
+    stream = ask(
+        client, "Name three rivers of Europe.", max_tokens=24, stream=True, stream_options={"include_usage": True}
+    )
     text, usage = "", None
     for chunk in stream:
         usage = chunk.usage or usage

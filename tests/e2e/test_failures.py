@@ -27,7 +27,9 @@ def test_a_killed_worker_costs_no_answer_and_comes_back(cluster):
     """Streams that run on the killed worker go on, bit for bit, on the other one."""
     client = cluster.client(cluster.keys.delegate)
     prompts = [f"Question {number}: tell me a story about the number {number}." for number in range(6)]
-    expected = [ask(client, text, max_tokens=160, user=f"u{i}").choices[0].message.content for i, text in enumerate(prompts)]
+    expected = [
+        ask(client, text, max_tokens=160, user=f"u{i}").choices[0].message.content for i, text in enumerate(prompts)
+    ]
     answers: dict[int, str] = {}
     started = threading.Barrier(len(prompts) + 1)
 

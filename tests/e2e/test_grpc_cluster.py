@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.weights]
 MODEL = "smollm2-135m-instruct"
 
 
-@pytest.fixture()
+@pytest.fixture
 def stub(cluster):
     with grpc.insecure_channel(cluster.server.grpc_address) as channel:
         yield pb_grpc.GenerationServiceStub(channel)

@@ -1,0 +1,155 @@
+"""A real cluster to be harmed: what to kill, what must be left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from chaos_load import Load, Outcome, Question, ends_of, faults_of, wait_for
+from e2e_server import Server
+from tcp_proxy import TcpProxy
+
+WORKER, GATEWAY, ROUTER = "ServeReplica:watchword:Worker", "ServeReplica:watchword:Gateway", "RouterActor"
+AUDIT = Path(__file__).with_name("audit_index.py")
+
+
+class Metrics:
+    """One scrape of /metrics."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+
+    def values(self, name: str) -> dict[str, float]:
+        """Label text -> value."""
+        found = {}
+        for line in self._lines:
+            if line.startswith((name + " ", name + "{")):
+                labels, _, value = line[len(name) :].rpartition(" ")
+                found[labels] = float(value)
+        return found
+
+    def sum(self, name: str) -> float:
+        values = self.values(name)
+        assert values, f"{name} is not among the metrics"
+        return sum(values.values())
+
+    def router(self, event: str) -> float:
+        return self.values("watchword_router_total").get(f'{{event="{event}"}}', 0.0)
+
+
+@dataclass
+class ChaosRig:
+    server: Server
+    operator: str
+    delegate: str
+    questions: list[Question]
+    num_workers: int = 2
+    free_blocks: float = 0.0  # of one idle worker
+    report: list[str] = field(default_factory=list)
+
+    def metrics(self) -> Metrics:
+        request = urllib.request.Request(
+            f"{self.server.url}/metrics", headers={"Authorization": f"Bearer {self.operator}"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return Metrics(response.read().decode())
+
+    def processes(self, fragment: str) -> list[psutil.Process]:
+        return self.server.find(fragment)
+
+    def is_whole(self) -> bool:
+        """All processes are there and all workers take work."""
+        try:
+            metrics = self.metrics()
+        except OSError:
+            return False
+        return metrics.values("watchword_router_up") == {"": 1.0} and self.server.num_workers() == self.num_workers
+
+    def what_is_left(self) -> str:
+        """Names what is still held although nobody asks for anything; empty when it is nothing."""
+        try:
+            metrics = self.metrics()
+        except OSError as error:
+            return f"no metrics: {error}"
+        left = []
+        for name in ("reservations", "queue_length", "requests_running", "requests_waiting"):
+            if (value := sum(metrics.values(f"watchword_{name}").values())) != 0:
+                left.append(f"{value:.0f} {name}")
+        up = {labels for labels, value in metrics.values("watchword_worker_up").items() if value}
+        for labels, free in metrics.values("watchword_kv_blocks_free").items():
+            if labels in up and free != self.free_blocks:
+                left.append(f"{self.free_blocks - free:.0f} blocks on {labels}")
+        if metrics.values("watchword_router_up") != {"": 1.0}:
+            left.append("no router")
+        num_clients = self._num_client_connections()
+        if num_clients > 1:  # this scrape's own may be seen
+            left.append(f"{num_clients} client connections")
+        return ", ".join(left)
+
+    def _num_client_connections(self) -> int:
+        ports = (self.server.http_port, self.server.grpc_port)
+        found = 0
+        for gateway in self.processes(GATEWAY):
+            try:
+                connections = gateway.net_connections("tcp")
+            except psutil.Error:
+                continue
+            found += sum(c.status == psutil.CONN_ESTABLISHED and c.laddr.port in ports for c in connections)
+        return found
+
+    async def check_aftermath(self) -> None:
+        """Nothing is left behind and the index says what the workers hold."""
+        await wait_for(self.is_whole, 120, "the cluster being whole again")
+        await wait_for(lambda: not self.what_is_left(), 30, f"an empty cluster (left: {self.what_is_left()})")
+        audit = await asyncio.to_thread(self.audit)
+        assert audit["differing"] == [], audit
+
+    def audit(self) -> dict[str, list[str]]:
+        """Compares the router's index with the workers' caches (audit_index.py, a Ray driver of its own)."""
+        (gcs,) = self.server.find("gcs_server")
+        port = next(a.partition("=")[2] for a in gcs.cmdline() if a.startswith("--gcs_server_port"))
+        command = [sys.executable, str(AUDIT), f"127.0.0.1:{port}", str(self.server.state_dir)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr[-3000:]
+        answer: dict[str, list[str]] = json.loads(result.stdout.strip().splitlines()[-1])
+        return answer
+
+    def load(self) -> Load:
+        return Load(self.server.url, self.delegate)
+
+    def judge(self, scenario: str, outcomes: list[Outcome], num_hits: float, detail: str = "") -> None:
+        faults = faults_of(outcomes)
+        line = f"{scenario}: {len(outcomes)} requests, {num_hits:.0f} hit, ends {ends_of(outcomes)} {detail}"
+        self.report.append(line)
+        print(line, flush=True)
+        assert not faults, "\n".join(faults[:10])
+        assert num_hits > 0, f"void: {line}"
+
+
+class ProxyThread:
+    """A TcpProxy on an event loop of its own, so that a stalled test does not stall it."""
+
+    def __init__(self, target_port: int) -> None:
+        self.proxy = TcpProxy(target_port)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    @contextmanager
+    def running(self) -> Iterator[TcpProxy]:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.proxy.__aenter__(), self._loop).result(10)
+        try:
+            yield self.proxy
+        finally:
+            asyncio.run_coroutine_threadsafe(self.proxy.__aexit__(), self._loop).result(10)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
