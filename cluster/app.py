@@ -7,7 +7,7 @@ from typing import Any
 
 from ray import serve
 
-from cluster.config import ClusterConfig, load_config
+from cluster.config import FIRST_AUTO_SEQS, ClusterConfig, load_config
 from cluster.gateway import Gateway
 from router.actor import ROUTER_NAMESPACE, router_name
 from workers.actor import WorkerReplica, WorkerSettings
@@ -17,7 +17,6 @@ from workers.planted import PlantedFault
 from workers.runner_config import RunnerConfig
 
 APP_NAME = "watchword"
-FIRST_AUTO_SEQS = 4  # where max_num_seqs 'auto' begins
 _FAULT_FACTORY = "cluster.experiment.faults.live:engine_parts"
 # Serve asks every 2 s; a process that is gone is noticed at once, one that hangs after the time-out.
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0

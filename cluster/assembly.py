@@ -17,7 +17,7 @@ from cluster.auth.authenticator import Authenticator
 from cluster.auth.proxy import IdentityHeaders
 from cluster.backend import ModelInfo
 from cluster.cluster_metrics import ClusterCollector
-from cluster.config import ClusterConfig
+from cluster.config import FIRST_AUTO_SEQS, ClusterConfig
 from cluster.control_client import ControlClient
 from cluster.dispatch import Dispatcher, WorkerPool
 from cluster.grpc_server import GrpcServer, GrpcServerConfig, build_grpc_server
@@ -33,10 +33,15 @@ from cluster.prompts.policy import Share, SharingPolicy
 from cluster.prompts.store import TemplateStore
 from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
 from cluster.remote_router import RemoteRouter
+from cluster.sentinel.governor import BatchGovernor
+from cluster.sentinel.metrics import SentinelMetrics
+from cluster.sentinel.probe import MarkerProbe
+from cluster.sentinel.sentinel import Sentinel
 from cluster.serving.core import ServedModel, ServingCore
 from cluster.serving.token_table import TokenTable
 from cluster.template_warmer import TemplateWarmer
 from cluster.worker_client import WorkerClient
+from cluster.worker_health import WorkerHealth
 from router.actor import create_router
 from router.config import AdmissionConfig, RouterConfig, TenantLimits
 from workers.model_source import resolve_model
@@ -50,10 +55,11 @@ class GatewayParts:
     grpc_server: GrpcServer
     router: RemoteRouter
     pool: WorkerPool
-    warming: asyncio.Task[None]
+    tasks: tuple[asyncio.Task[None], ...]
 
     async def close(self) -> None:
-        self.warming.cancel()
+        for task in self.tasks:
+            task.cancel()
         await self.pool.close()
         await self.router.stop()
 
@@ -72,8 +78,9 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
     tokenizer = await asyncio.to_thread(_load_tokenizer, config)
     catalog = _template_catalog(config, keyer, tokenizer, worker)
     prompts = PromptBuilder(tokenizer, catalog=catalog, policy=SharingPolicy(Share(config.default_share)))
+    model = _served_model(config, worker, keyer, prompts, tokenizer)
     core = ServingCore(
-        [_served_model(config, worker, keyer, prompts, tokenizer)],
+        [model],
         Dispatcher(router, pool),
         require_user=config.require_user,
         observer=metrics.generation,
@@ -81,6 +88,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
     control = ControlClient(router, token)
     warmer = TemplateWarmer(catalog, keyer, control, worker.model)
     await warmer.sync()
+    sentinel = _sentinel(config, MarkerProbe(model, pool, control), control, metrics, router)
     authenticator = Authenticator(config.keys_path, allow_anonymous=config.is_loopback)
 
     async def count_workers() -> int:
@@ -96,6 +104,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
         metrics,
         http_config,
         count_workers=count_workers,
+        count_quarantined=WorkerHealth(router.stats).count_quarantined,
         extra_routes=[
             *PromptRoutes(catalog, prompts.watch, http_config, on_change=warmer.sync).routes(),
             *CacheRoutes(core, purge_user).routes(),
@@ -103,7 +112,23 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
     )
     identity_headers = IdentityHeaders(config.trusted_proxies, config.identity_headers)
     grpc_server = build_grpc_server(core, authenticator, _grpc_config(config, authenticator), identity_headers)
-    return GatewayParts(http_app, grpc_server, router, pool, asyncio.create_task(warmer.run()))
+    tasks = [asyncio.create_task(warmer.run())]
+    if sentinel is not None:
+        tasks.append(asyncio.create_task(sentinel.run()))
+    return GatewayParts(http_app, grpc_server, router, pool, tuple(tasks))
+
+
+def _sentinel(
+    config: ClusterConfig, probe: MarkerProbe, control: ControlClient, metrics: GatewayMetrics, router: RemoteRouter
+) -> Sentinel | None:
+    """Every gateway has one; together they probe each worker once a period."""
+    if config.sentinel_period_s == 0:
+        return None
+    governor = None
+    if config.max_num_seqs == "auto":
+        governor = BatchGovernor(probe, control, FIRST_AUTO_SEQS, config.max_num_seqs_limit)
+    period_s = config.sentinel_period_s * config.gateways
+    return Sentinel(probe, control, SentinelMetrics(metrics.registry), lambda: router.live_workers, period_s, governor)
 
 
 def _identity_of(worker: WorkerInfo) -> ModelIdentity:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cluster.worker_health import is_quarantined
 from router.stats import RouterStats, WorkerStats
 
 
@@ -33,6 +34,7 @@ class ClusterCollector(Collector):
         yield from self._router_counters(stats)
         yield from _worker_gauges(stats.workers)
         yield _worker_counters(stats.workers)
+        yield _violations(stats.workers)
 
     def _router_counters(self, stats: RouterStats) -> Iterator[Metric]:
         family = CounterMetricFamily("watchword_router", "What the router counted", labels=["event"])
@@ -44,6 +46,7 @@ class ClusterCollector(Collector):
 def _worker_gauges(workers: tuple[WorkerStats, ...]) -> Iterator[Metric]:
     shown = (
         ("watchword_worker_up", "1 while heartbeats come", lambda worker: int(worker.is_live)),
+        ("watchword_worker_quarantined", "1 after an isolation violation", lambda worker: int(is_quarantined(worker))),
         ("watchword_worker_draining", "1 while it takes no new work", lambda worker: int(worker.is_draining)),
         ("watchword_requests_running", "Sequences in the engine's batch", lambda worker: _said(worker, "num_running")),
         ("watchword_requests_waiting", "Sequences not yet admitted", lambda worker: _said(worker, "num_waiting")),
@@ -63,6 +66,16 @@ def _worker_counters(workers: tuple[WorkerStats, ...]) -> Metric:
     for worker in workers:
         for name, count in worker.snapshot.counters if worker.snapshot else ():
             family.add_metric([worker.worker_id, name], count)
+    return family
+
+
+def _violations(workers: tuple[WorkerStats, ...]) -> Metric:
+    """What the structure check objected to, and damaged blocks."""
+    family = CounterMetricFamily("watchword_isolation_violations", "Found by a worker's own checks", labels=["worker"])
+    for worker in workers:
+        counters = dict(worker.snapshot.counters) if worker.snapshot else {}
+        count = counters.get("isolation_violations", 0) + counters.get("checksum_failures", 0)
+        family.add_metric([worker.worker_id], count)
     return family
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cluster.api.errors import InvalidRequestError
 
 ENV_PREFIX = "WATCHWORD_"
+FIRST_AUTO_SEQS = 4  # where max_num_seqs 'auto' begins
 # Read by other parts, not by this model: the gate of the planted faults, the tests' data folder, the weights' cache.
 _FOREIGN_ENV = frozenset({"WATCHWORD_ALLOW_PLANTED_FAULTS", "WATCHWORD_SHARED", "WATCHWORD_CONFIG", "WATCHWORD_CACHE"})
 
@@ -102,6 +103,8 @@ class ClusterConfig(BaseModel):
     def _check(self) -> ClusterConfig:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file are needed together")
+        if self.max_num_seqs == "auto" and self.sentinel_period_s == 0:
+            raise ValueError("max_num_seqs 'auto' needs the sentinel: sentinel_period_s must be above 0")
         if self.redis_url is not None and self.redis_url_file is not None:
             raise ValueError("redis_url and redis_url_file exclude each other")
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from typing import Any, Protocol
 
 import grpc
 
@@ -13,6 +14,14 @@ from cluster.api.worker_state import WorkerInfo
 from cluster.remote_router import RemoteRouter
 
 CALL_TIMEOUT_S = 60.0
+
+
+class WorkerControlClient(Protocol):
+    """A way to call one worker; the answer is what cluster/api/channel.py says of the call."""
+
+    async def call(self, worker: WorkerInfo, call: ControlCall) -> Any:
+        """Raises UnavailableError when the worker cannot be reached or refuses."""
+        ...
 
 
 class ControlClient:
@@ -27,13 +36,13 @@ class ControlClient:
         """All workers, also those that take no work yet."""
         return self._router.members
 
-    async def call(self, worker: WorkerInfo, call: ControlCall) -> int:
+    async def call(self, worker: WorkerInfo, call: ControlCall) -> Any:
         """The worker's answer. Raises UnavailableError when it cannot be reached or refuses."""
         metadata = ((TOKEN_METADATA, self._token), (EPOCH_METADATA, worker.epoch))
         async with grpc.aio.insecure_channel(worker.replica_id) as channel:
             method = channel.unary_unary(METHOD_CONTROL, request_serializer=pickle.dumps)
             try:
-                answer: int = pickle.loads(await method(call, metadata=metadata, timeout=CALL_TIMEOUT_S))
+                answer = pickle.loads(await method(call, metadata=metadata, timeout=CALL_TIMEOUT_S))
             except grpc.aio.AioRpcError:
                 raise UnavailableError(f"{worker.worker_id} did not carry out a control call") from None
         return answer

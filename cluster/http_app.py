@@ -27,6 +27,7 @@ def build_http_app(
     config: HttpConfig,
     *,
     count_workers: CountWorkers | None = None,
+    count_quarantined: CountWorkers | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Front:
     """`extra_routes` come behind the same door: their handlers find `principal` and `request_id` in request.state."""
@@ -36,7 +37,7 @@ def build_http_app(
             *ResponseRoutes(core, config).routes(),
             *TokenRoutes(core, config).routes(),
             *ModelRoutes(core).routes(),
-            *OperationRoutes(core.backend, metrics, config.version, count_workers).routes(),
+            *OperationRoutes(core.backend, metrics, config.version, count_workers, count_quarantined).routes(),
             *extra_routes,
         ],
         redirect_slashes=False,

@@ -79,6 +79,11 @@ class RemoteRouter:
         self._notes.append(("worker_failed", (worker_id, epoch)))
 
     @property
+    def live_workers(self) -> tuple[WorkerInfo, ...]:
+        """Those that take work, as last heard of."""
+        return self._workers
+
+    @property
     def num_workers(self) -> int:
         """Live workers as last heard of."""
         return len(self._workers)

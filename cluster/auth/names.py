@@ -10,6 +10,8 @@ MAX_NAME_CHARS = 128
 # a customer must never share a tenant with callers who showed no key.
 RESERVED_TENANTS = frozenset({"default", "public", "system", "watchword", "anonymous", "none"})
 DEFAULT_TENANT = "default"
+# Under which the sentinel sends its marker pairs: the leading underscore makes it one that no key can have.
+SENTINEL_TENANT = "_sentinel"
 
 
 def check_name(param: str, value: str, *, max_chars: int = MAX_NAME_CHARS) -> str:

@@ -25,7 +25,7 @@ def serve(
     http_port: Annotated[int | None, typer.Option(help="port of the OpenAI API")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="port of the gRPC API")] = None,
     redis_url: Annotated[str | None, typer.Option(help="Redis of the prefix index; default: one of our own")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="sequences that a worker computes in one step")] = None,
+    max_num_seqs: Annotated[str | None, typer.Option(help="sequences in one step of a worker, or 'auto'")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="longest prompt plus output, in tokens")] = None,
     kv_memory_gib: Annotated[float | None, typer.Option(help="memory of a worker's KV pool")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of a worker")] = None,

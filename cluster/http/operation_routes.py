@@ -16,19 +16,26 @@ from cluster.metrics import GatewayMetrics
 from cluster.openai.json_text import to_json_bytes
 
 WORKERS_HEADER = "x-watchword-workers"
+QUARANTINED_HEADER = "x-watchword-quarantined"
 CountWorkers = Callable[[], Awaitable[int]]
 
 
 class OperationRoutes:
-    """`count_workers`, where the assembly has it, adds the number of ready workers to /ready."""
+    """/ready tells how many workers take work and how many are quarantined, where the assembly can count them."""
 
     def __init__(
-        self, backend: Backend, metrics: GatewayMetrics, version: str, count_workers: CountWorkers | None
+        self,
+        backend: Backend,
+        metrics: GatewayMetrics,
+        version: str,
+        count_workers: CountWorkers | None,
+        count_quarantined: CountWorkers | None = None,
     ) -> None:
         self._backend = backend
         self._metrics = metrics
         self._version = version
         self._count_workers = count_workers
+        self._count_quarantined = count_quarantined
 
     def routes(self) -> list[Route]:
         return [
@@ -46,10 +53,17 @@ class OperationRoutes:
         return PlainTextResponse("success")  # the word that KubeRay's probes look for
 
     async def ready(self, request: Request) -> Response:
+        num_quarantined = await self._count_quarantined() if self._count_quarantined is not None else 0
         if await self._backend.is_ready():
-            response = Response(b'{"status":"ready"}', media_type="application/json")
+            status = "degraded" if num_quarantined else "ready"
+            response = Response(to_json_bytes({"status": status}), media_type="application/json")
+        elif num_quarantined:
+            message = "every worker is quarantined after an isolation violation"
+            response = error_response(UnavailableError(message, code="quarantined"))
         else:
             response = error_response(UnavailableError("no worker can answer yet", code="not_ready", retry_after_s=1))
+        if self._count_quarantined is not None:
+            response.headers[QUARANTINED_HEADER] = str(num_quarantined)
         if self._count_workers is not None:
             response.headers[WORKERS_HEADER] = str(await self._count_workers())
         return response
