@@ -15,7 +15,7 @@ from workers.model.linear import Product, RowTile
 from workers.model.rotary import rotary_table
 from workers.model.spec import ModelSpec
 from workers.model.weights import LayerWeights, ModelWeights
-from workers.native.arena import Arena
+from workers.native.arena import Arena, huge_zeros
 from workers.native.build import Isa, NativeUnavailableError, load_library
 from workers.native.packing import BLOCK, PackedLinear, blocks_of, gated_order, pack, packed_bytes, plain_order
 from workers.native.structs import PHASE_NAMES, BatchStruct, LayerStruct, ModelStruct, PackedStruct, StepStruct
@@ -182,14 +182,18 @@ class _Buffers:
         """Rows are whole blocks, since products read whole blocks of rows."""
         rows = (blocks_of(num_tokens) + 1) * BLOCK
         bf16, f32 = torch.bfloat16, torch.float32
+        kinds = {
+            "hidden": (self._hidden, f32),
+            "normed": (self._normed, bf16),
+            "qkv": (self._qkv, f32),
+            "query": (self._query, bf16),
+            "attended": (self._query, bf16),
+            "act": (self._act, bf16),
+            "groups": (2, torch.int32),
+        }
         self._tensors = {
-            "hidden": torch.zeros(rows, self._hidden, dtype=f32),
-            "normed": torch.zeros(rows, self._normed, dtype=bf16),
-            "qkv": torch.zeros(rows, self._qkv, dtype=f32),
-            "query": torch.zeros(rows, self._query, dtype=bf16),
-            "attended": torch.zeros(rows, self._query, dtype=bf16),
-            "act": torch.zeros(rows, self._act, dtype=bf16),
-            "groups": torch.zeros(rows, 2, dtype=torch.int32),
+            name: huge_zeros(rows * width * dtype.itemsize).view(dtype).view(rows, width)
+            for name, (width, dtype) in kinds.items()
         }
         self.capacity = num_tokens
 

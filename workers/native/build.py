@@ -79,6 +79,7 @@ def load_library(isa: Isa) -> ctypes.CDLL:
     library.ww_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     library.ww_product.argtypes = [pointer, pointer, ctypes.c_long, integer, pointer, ctypes.c_long]
+    library.ww_read.argtypes = [pointer, ctypes.c_long]
     library.ww_pack.argtypes = [pointer, integer, pointer, integer, integer, pointer]
     return library
 

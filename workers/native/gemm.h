@@ -14,8 +14,8 @@
 #define TILE_ELEMENTS (TILE_N * BLOCK_K)
 #define FEW_ROWS 16      // up to here a task takes WIDE_TILES tile columns at once
 #define WIDE_TILES 4
-#define CHUNK_ROWS 128   // rows whose sums wait in cache between chunks of k
-#define CHUNK_K 12       // k blocks whose weights and rows stay in the first-level cache together
+#define CHUNK_ROWS 256   // rows whose sums wait in cache between chunks of k
+#define CHUNK_K 9       // k blocks whose weights and rows stay in the first-level cache together
 
 typedef struct {
     const bf16 *data;
@@ -65,13 +65,13 @@ static void product_block(const bf16 *b, const bf16 *b_right, const bf16 *a, lon
         _tile_loadd(3, out + 16 * BLOCK_N + 16, 128);
     }
     for (int k = 0; k < count; k++, a += BLOCK_K, lower += BLOCK_K, b += TILE_ELEMENTS, b_right += TILE_ELEMENTS) {
-        _tile_loadd(4, a, bytes);
         _tile_loadd(6, b, 64);
-        _tile_loadd(7, b_right, 64);
-        _tile_loadd(5, lower, bytes);
+        _tile_loadd(4, a, bytes);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, lower, bytes);
         _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(7, b_right, 64);
+        _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(0, out, 128);
