@@ -7,6 +7,7 @@ import logging
 import platform
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,7 @@ from cluster.api.errors import NotFoundError
 from workers.forward_model import ForwardModel
 from workers.kv_cache import KVCache
 from workers.model.batch import build_batch
+from workers.model.lora import LoraAdapter, load_adapter
 from workers.model.native_model import NativeModel, refuse_unsupported
 from workers.model.spec import ModelSpec, spec_from_config
 from workers.model.torch_model import TorchModel
@@ -35,9 +37,16 @@ class CpuModelRunner:
     """The ModelRunner of workers/step.py on CPU."""
 
     def __init__(
-        self, config: RunnerConfig, model: ForwardModel, cache: KVCache, source: ModelSource, numerics: str
+        self,
+        config: RunnerConfig,
+        model: ForwardModel,
+        cache: KVCache,
+        source: ModelSource,
+        numerics: str,
+        adapters: Sequence[LoraAdapter] = (),
     ) -> None:
         self._config, self._model, self._cache = config, model, cache
+        self._adapter_digests = {adapter.name: adapter.digest for adapter in adapters}
         self.source = source
         self._numerics = numerics
         self._max_model_len = _max_model_len(config, model.spec)
@@ -83,6 +92,11 @@ class CpuModelRunner:
     def numerics(self) -> str:
         return self._numerics
 
+    @property
+    def adapters(self) -> tuple[tuple[str, bytes], ...]:
+        """(name, content digest) of what is loaded beside the base model."""
+        return tuple(self._adapter_digests.items())
+
     def execute(self, step: StepInput) -> StepOutput:
         self._cache.copy(step.block_copies)
         if not step.rows:
@@ -107,6 +121,8 @@ class CpuModelRunner:
     def adapter_digest(self, adapter: str | None) -> bytes | None:
         if adapter is None:
             return None
+        if adapter in self._adapter_digests:
+            return self._adapter_digests[adapter]
         raise NotFoundError(f"no adapter is loaded under the name {adapter!r}", param="model", code="model_not_found")
 
 
@@ -119,11 +135,20 @@ def load_runner(config: RunnerConfig, progress: ProgressCallback = no_progress) 
     spec = spec_from_config(hf_config)
     dtype = resolve_dtype(config.dtype)
     weights = load_weights(source, hf_config, spec, dtype, progress)
-    model = make_model(config, spec, weights, progress)
+    adapters = _load_adapters(config, source, spec, dtype)
+    model = make_model(config, spec, weights, progress, adapters)
     report = _test(config, model, progress)
-    runner = CpuModelRunner(config, model, make_cache(config, model), source, _numerics_digest(model, report))
+    numerics = _numerics_digest(model, report, adapters)
+    runner = CpuModelRunner(config, model, make_cache(config, model), source, numerics, adapters)
     progress("ready", 1.0)
     return runner
+
+
+def _load_adapters(config: RunnerConfig, source: ModelSource, spec: ModelSpec, dtype: torch.dtype) -> list[LoraAdapter]:
+    for name, _ in config.adapters:
+        if name == source.name:
+            raise ValueError(f"adapters names {name!r}, which is the model's own name")
+    return [load_adapter(name, Path(folder).expanduser(), spec, dtype) for name, folder in config.adapters]
 
 
 def _test(config: RunnerConfig, model: ForwardModel, progress: ProgressCallback) -> SelfTestReport | None:
@@ -138,20 +163,26 @@ def _test(config: RunnerConfig, model: ForwardModel, progress: ProgressCallback)
 
 
 def make_model(
-    config: RunnerConfig, spec: ModelSpec, weights: ModelWeights, progress: ProgressCallback = no_progress
+    config: RunnerConfig,
+    spec: ModelSpec,
+    weights: ModelWeights,
+    progress: ProgressCallback = no_progress,
+    adapters: Sequence[LoraAdapter] = (),
 ) -> ForwardModel:
     """The kernels where they can be had, else torch. Raises NativeUnavailableError when `kernel` insists on them."""
     max_model_len = _max_model_len(config, spec)
     if config.kernel != "torch":
         try:
             refuse_unsupported(spec, weights.embedding.dtype, config.block_size)
+            if adapters:
+                raise NativeUnavailableError("the kernels compute no adapters")
             progress("compiling kernels", 0.0)
             return NativeModel(spec, weights, max_model_len, supported_isas()[0])
         except NativeUnavailableError as error:
             if config.kernel == "native":
                 raise
             logger.warning("no kernels, torch computes instead: %s", error)
-    return TorchModel(spec, weights, max_model_len)
+    return TorchModel(spec, weights, max_model_len, adapters)
 
 
 def make_cache(config: RunnerConfig, model: ForwardModel) -> KVCache:
@@ -188,7 +219,7 @@ def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
     return config.max_model_len
 
 
-def _numerics_digest(model: ForwardModel, report: SelfTestReport | None) -> str:
+def _numerics_digest(model: ForwardModel, report: SelfTestReport | None, adapters: Sequence[LoraAdapter] = ()) -> str:
     """Equal on two workers exactly when each may go on with the other's streams."""
     if report is None or not report.is_bit_exact:
         return f"inexact-{uuid.uuid4().hex}"  # equal to nobody's
@@ -202,5 +233,6 @@ def _numerics_digest(model: ForwardModel, report: SelfTestReport | None) -> str:
         model.kv_layout,
         str(report.row_tile),
         report.step_digest,
+        *(f"{adapter.name}={adapter.digest.hex()}" for adapter in adapters),
     )
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()

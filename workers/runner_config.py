@@ -24,6 +24,7 @@ class RunnerConfig:
     max_model_len: int | None = None  # None = the model's own context length
     max_num_batched_tokens: int = 2048  # most tokens that one step may carry: sizes the buffers and the self-test
     max_num_seqs: int = 256  # most rows that one step may carry
+    adapters: tuple[tuple[str, str], ...] = ()  # (name, folder) of LoRA adapters
     threads: int | None = None  # None = what torch would use
     kernel: KernelName = "auto"
     layout: LayoutName = "packed"
@@ -45,6 +46,10 @@ class RunnerConfig:
         _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         _check_range("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
         _check_range("threads", self.threads, 1, 1024)
+        names = [name for name, _ in self.adapters]
+        for name in names:
+            if not name or names.count(name) > 1:
+                raise ValueError(f"adapters has {name!r} {names.count(name)} times, names are unique and not empty")
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

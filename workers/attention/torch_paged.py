@@ -32,8 +32,8 @@ def paged_attention(
     blocks: torch.Tensor,
     batch: Batch,
     scale: float,
-    window: int | None = None,
-    tile_tokens: int = TILE_TOKENS,
+    window: int | None,
+    tile_tokens: int,
 ) -> torch.Tensor:
     """[T, heads, head_dim] in the query's dtype; softmax and sums in float32. Padding tokens give zeros."""
     num_tokens, num_heads, head_dim = query.shape

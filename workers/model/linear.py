@@ -45,4 +45,7 @@ def _make_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         reordered = torch.ops.mkldnn._reorder_linear_weight(weight)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")
-    return lambda x: F.linear(x, weight, bias)
+    if weight.dtype == torch.float32:
+        return lambda x: F.linear(x, weight, bias)
+    # In 16 bits torch has a routine of its own for a single row, with other bits: no product has a single row.
+    return lambda x: F.linear(x if len(x) > 1 else x.expand(2, -1), weight, bias)[: len(x)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from workers.attention.torch_paged import kv_block_shape, paged_attention, write_kv
+from workers.attention.torch_paged import TILE_TOKENS, kv_block_shape, paged_attention, write_kv
 from workers.kv_cache import KVCache
 from workers.model.batch import Batch
 from workers.model.linear import Linear, Product, RowTile
+from workers.model.lora import LoraAdapter
+from workers.model.lora_linear import AdaptedRows, LoraLinear
 from workers.model.rotary import rotary_table
-from workers.model.spec import LayerSpec, ModelSpec
+from workers.model.spec import ModelSpec
 from workers.model.weights import LayerWeights, ModelWeights
 
 KV_LAYOUT = "plain"
@@ -23,7 +27,9 @@ class TorchModel:
     kernel = "torch"
     kv_layout = KV_LAYOUT
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, max_model_len: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, max_model_len: int, adapters: Sequence[LoraAdapter] = ()
+    ) -> None:
         self.spec = spec
         self.dtype = weights.embedding.dtype
         self.row_tile = RowTile()
@@ -32,23 +38,19 @@ class TorchModel:
         self._embedding_scale = torch.tensor(spec.embedding_scale).to(self.dtype)
         tables = {layer.rope: rotary_table(layer.rope, spec.head_dim, max_model_len) for layer in spec.layers}
         self.layers = [
-            TorchLayer(spec, layer, part, tables[layer.rope], self.row_tile)
-            for layer, part in zip(spec.layers, weights.layers, strict=True)
+            TorchLayer(spec, index, part, tables[layer.rope], self.row_tile, adapters)
+            for index, (layer, part) in enumerate(zip(spec.layers, weights.layers, strict=True))
         ]
         self._final_norm = Norm(weights.final_norm, spec)
         self.lm_head = Linear(weights.lm_head, None, self.row_tile)
 
     def row_products(self) -> dict[str, tuple[int, Product]]:
         """(input size, product) per kind; layers share their shapes, so the first stands for all."""
-        layer = self.layers[0]
-        kinds = {
-            "qkv": layer.qkv,
-            "out": layer.out,
-            "gate_up": layer.gate_up,
-            "down": layer.down,
-            "lm_head": self.lm_head,
-        }
-        return {name: (linear.in_size, linear.product) for name, linear in kinds.items()}
+        products = {name: (linear.in_size, linear.product) for name, linear in self.layers[0].products().items()}
+        for layer in self.layers:  # but an adapter may leave the first one alone
+            for name, linear in layer.products().items():
+                products |= {f"{name}.{part}": (size, thin) for part, size, thin in linear.share_products()}
+        return {**products, "lm_head": (self.lm_head.in_size, self.lm_head.product)}
 
     def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
         return kv_block_shape(self.spec.num_kv_heads, block_size, self.spec.head_dim)
@@ -59,8 +61,9 @@ class TorchModel:
         hidden = self._embedding[torch.from_numpy(batch.token_ids).long()]
         if self.spec.embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
+        adapted = [(name, torch.from_numpy(tokens).long()) for name, tokens in batch.adapted]
         for index, layer in enumerate(self.layers):
-            hidden = layer.forward(hidden, batch, cache.data[index])
+            hidden = layer.forward(hidden, batch, cache.data[index], adapted)
         return self._logits(hidden, batch.sample_tokens)
 
     def _logits(self, hidden: torch.Tensor, sample_tokens: np.ndarray) -> torch.Tensor:
@@ -94,13 +97,15 @@ class TorchLayer:
     def __init__(
         self,
         spec: ModelSpec,
-        layer: LayerSpec,
+        index: int,
         weights: LayerWeights,
         table: tuple[torch.Tensor, torch.Tensor],
         tile: RowTile,
+        adapters: Sequence[LoraAdapter],
     ) -> None:
-        self._spec, self._window = spec, layer.window
+        self._spec, self._window = spec, spec.layers[index].window
         self._cos, self._sin = table
+        self.tile_tokens = TILE_TOKENS  # fixed: another value gives other bits
         self._input_norm = Norm(weights.input_norm, spec)
         self._mlp_norm = Norm(weights.mlp_norm, spec)
         self._q_norm = _norm(weights.q_norm, spec)
@@ -109,24 +114,34 @@ class TorchLayer:
             None if weights.after_attention_norm is None else Norm(weights.after_attention_norm, spec)
         )
         self._after_mlp = _norm(weights.after_mlp_norm, spec)
-        self.qkv = Linear(weights.qkv, weights.qkv_bias, tile)
-        self.out = Linear(weights.out, weights.out_bias, tile)
-        self.gate_up = Linear(weights.gate_up, None, tile)
-        self.down = Linear(weights.down, None, tile)
 
-    def forward(self, hidden: torch.Tensor, batch: Batch, blocks: torch.Tensor) -> torch.Tensor:
-        attended = self._attend(self._input_norm(hidden), batch, blocks)
+        def adaptable(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LoraLinear:
+            pairs = {one.name: one.layers[index][name] for one in adapters if name in one.layers[index]}
+            return LoraLinear(Linear(weight, bias, tile), pairs, tile)
+
+        self.qkv = adaptable("qkv", weights.qkv, weights.qkv_bias)
+        self.out = adaptable("out", weights.out, weights.out_bias)
+        self.gate_up = adaptable("gate_up", weights.gate_up)
+        self.down = adaptable("down", weights.down)
+
+    def forward(
+        self, hidden: torch.Tensor, batch: Batch, blocks: torch.Tensor, adapted: AdaptedRows = ()
+    ) -> torch.Tensor:
+        attended = self._attend(self._input_norm(hidden), batch, blocks, adapted)
         if self._after_attention is not None:
             attended = self._after_attention(attended)
         hidden = hidden + attended
-        output = self._mlp(self._mlp_norm(hidden))
+        output = self._mlp(self._mlp_norm(hidden), adapted)
         if self._after_mlp is not None:
             output = self._after_mlp(output)
         return hidden + output
 
-    def _attend(self, x: torch.Tensor, batch: Batch, blocks: torch.Tensor) -> torch.Tensor:
+    def products(self) -> dict[str, LoraLinear]:
+        return {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
+
+    def _attend(self, x: torch.Tensor, batch: Batch, blocks: torch.Tensor, adapted: AdaptedRows) -> torch.Tensor:
         spec = self._spec
-        parts = self.qkv(x).split([spec.q_size, spec.kv_size, spec.kv_size], dim=-1)
+        parts = self.qkv(x, adapted).split([spec.q_size, spec.kv_size, spec.kv_size], dim=-1)
         query, key, value = (part.unflatten(-1, (-1, spec.head_dim)) for part in parts)
         if self._q_norm is not None and self._k_norm is not None:
             query, key = self._q_norm(query), self._k_norm(key)
@@ -134,14 +149,14 @@ class TorchLayer:
         cos, sin = self._cos[positions, None], self._sin[positions, None]
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
         write_kv(blocks, key, value, batch)
-        attended = paged_attention(query, blocks, batch, spec.attention_scale, self._window)
-        return self.out(attended.flatten(1))
+        attended = paged_attention(query, blocks, batch, spec.attention_scale, self._window, self.tile_tokens)
+        return self.out(attended.flatten(1), adapted)
 
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
+    def _mlp(self, x: torch.Tensor, adapted: AdaptedRows) -> torch.Tensor:
+        gate, up = self.gate_up(x, adapted).chunk(2, dim=-1)
         if self._spec.activation == "silu":
-            return self.down(F.silu(gate) * up)
-        return self.down(F.gelu(gate, approximate="tanh") * up)
+            return self.down(F.silu(gate) * up, adapted)
+        return self.down(F.gelu(gate, approximate="tanh") * up, adapted)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
