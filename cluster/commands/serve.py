@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ def serve(
     kv_memory_gib: Annotated[float | None, typer.Option(help="memory of a worker's KV pool")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of a worker")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    lora: Annotated[list[str] | None, typer.Option(help="a LoRA adapter: NAME=FOLDER, repeatable")] = None,
     debug_headers: Annotated[bool | None, typer.Option(help="show X-Watchword-Worker to every caller")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with any setting", envvar="WATCHWORD_CONFIG")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="any other setting: NAME=VALUE, repeatable")] = None,
@@ -51,8 +54,10 @@ def serve(
         "kv_memory_gib": kv_memory_gib,
         "threads": threads,
         "dtype": dtype,
+        "device": device,
+        "lora": _parse_settings(lora, "--lora", str) if lora else None,
         "debug_headers": debug_headers,
-        **_parse_settings(set_ or []),
+        **_parse_settings(set_ or [], "--set", lambda name: name.replace("-", "_")),
     }
     run_local(load_config(flags, config_file=config))
 
@@ -82,13 +87,13 @@ def run_local(config: ClusterConfig) -> None:
     console.print("stopped")
 
 
-def _parse_settings(pairs: list[str]) -> dict[str, Any]:
+def _parse_settings(pairs: list[str], option: str, spell: Callable[[str], str]) -> dict[str, Any]:
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--set")
-        settings[name.replace("-", "_")] = value
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
+        settings[spell(name)] = value
     return settings
 
 
