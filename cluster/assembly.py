@@ -23,8 +23,10 @@ from cluster.dispatch import Dispatcher, WorkerPool
 from cluster.grpc_server import GrpcServer, GrpcServerConfig, build_grpc_server
 from cluster.http.cache_routes import CacheRoutes
 from cluster.http.config import HttpConfig
+from cluster.http.inspection_routes import InspectionRoutes
 from cluster.http.prompt_routes import PromptRoutes
 from cluster.http_app import build_http_app
+from cluster.inspection import Inspector
 from cluster.metrics import GatewayMetrics
 from cluster.prompts.builder import PromptBuilder
 from cluster.prompts.catalog import PinBudget, TemplateCatalog
@@ -90,6 +92,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
     await warmer.sync()
     sentinel = _sentinel(config, MarkerProbe(model, pool, control), control, metrics, router)
     authenticator = Authenticator(config.keys_path, allow_anonymous=config.is_loopback)
+    inspector = Inspector(router, control, keyer, authenticator, sentinel)
 
     async def count_workers() -> int:
         return router.num_workers
@@ -108,6 +111,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
         extra_routes=[
             *PromptRoutes(catalog, prompts.watch, http_config, on_change=warmer.sync).routes(),
             *CacheRoutes(core, purge_user).routes(),
+            *InspectionRoutes(inspector).routes(),
         ],
     )
     identity_headers = IdentityHeaders(config.trusted_proxies, config.identity_headers)

@@ -9,8 +9,10 @@ import typer
 from cluster.api.errors import WatchwordError
 from cluster.commands.bench import bench
 from cluster.commands.bench_peers import bench_peers
+from cluster.commands.check import check
 from cluster.commands.keys import keys_app
 from cluster.commands.serve import serve
+from cluster.commands.trace import trace
 from cluster.experiment.cli import experiment
 from router.simulate.cli import EXAMPLES, simulate
 
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(experiment)
+app.command()(check)
+app.command()(trace)
 app.command()(bench)
 app.command("bench-peers")(bench_peers)
 app.command(help=EXAMPLES)(simulate)

@@ -104,6 +104,14 @@ class RemoteRouter:
             return None
         return stats
 
+    async def indexed(self) -> dict[WorkerId, frozenset[bytes]] | None:
+        """Fingerprints of the blocks that each worker is believed to hold; None while the router is gone."""
+        try:
+            indexed: dict[WorkerId, frozenset[bytes]] = await asyncio.wait_for(self._handle().indexed.remote(), 10.0)
+        except (ray.exceptions.RayError, ValueError, TimeoutError):
+            return None
+        return indexed
+
     async def _ask(self, query: RouteQuery) -> RouteDecision | None:
         """None when the actor dies or falls silent meanwhile."""
         asked = asyncio.ensure_future(self._decision(query))
