@@ -65,7 +65,7 @@ async def audit(token: str) -> dict[str, list[str]]:
 def main() -> None:
     address, state_dir = sys.argv[1:]
     token = channel_token((Path(state_dir) / "cluster.api.secret").read_bytes().strip())
-    ray.init(address=address, _node_ip_address="127.0.0.1", logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     print(json.dumps(asyncio.run(audit(token))))
 
 

@@ -68,7 +68,7 @@ class Load:
 
     url: str
     key: str
-    max_tokens: int = 16
+    max_tokens: int = 20
     outcomes: list[Outcome] = field(default_factory=list)
     streaming: set[int] = field(default_factory=set)
 
@@ -104,6 +104,7 @@ class Load:
             "messages": outcome.question.messages,
             "max_tokens": self.max_tokens,
             "temperature": 0,
+            "ignore_eos": True,  # all streams are equally long
             "stream": True,
             "user": f"user-{number}",
         }
@@ -155,7 +156,7 @@ def make_questions(count: int) -> list[Question]:
     return questions
 
 
-async def answer_alone(url: str, key: str, questions: Sequence[Question], max_tokens: int = 16) -> list[Question]:
+async def answer_alone(url: str, key: str, questions: Sequence[Question], max_tokens: int = 20) -> list[Question]:
     """The questions with the answers that the server gives when it has nothing else to do."""
     load = Load(url, key, max_tokens)
     outcomes = await load.run(questions, len(questions), concurrency=1)

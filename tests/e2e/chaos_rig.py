@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -115,10 +116,11 @@ class ChaosRig:
 
     def audit(self) -> dict[str, list[str]]:
         """Compares the router's index with the workers' caches (audit_index.py, a Ray driver of its own)."""
-        (gcs,) = self.server.find("gcs_server")
-        port = next(a.partition("=")[2] for a in gcs.cmdline() if a.startswith("--gcs_server_port"))
-        command = [sys.executable, str(AUDIT), f"127.0.0.1:{port}", str(self.server.state_dir)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        raylet = self.server.find("raylet/raylet")[0]
+        address = next(a.partition("=")[2] for a in raylet.cmdline() if a.startswith("--gcs-address="))
+        environ = {**os.environ, **{name: value for name, value in raylet.environ().items() if name.startswith("RAY_")}}
+        command = [sys.executable, str(AUDIT), address, str(self.server.state_dir)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
         assert result.returncode == 0, result.stderr[-3000:]
         answer: dict[str, list[str]] = json.loads(result.stdout.strip().splitlines()[-1])
         return answer

@@ -18,7 +18,7 @@ from cache_service.embedded import EmbeddedRedis
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(1800)]
 
 NUM_REQUESTS = 500
-NUM_QUESTIONS = 50
+NUM_QUESTIONS = 32
 
 
 @dataclass
