@@ -53,7 +53,7 @@ INLINE void attend_tile(AttentionState *st, const int rows, const bf16 *const *k
         case 3: scores_of(rows, 3, st, k, pairs, st->scores); break;
         default: scores_of(rows, 4, st, k, pairs, st->scores); break;
     }
-    for (int r = 0; r < rows; r++) softmax_row(st, r, base, groups, m->attention_scale * LOG2_E);
+    tile_softmax(st, rows, base, groups, m->attention_scale * LOG2_E);
     // The half of a pair that nobody sees may hold anything, even NaN: cleared, never multiplied by zero.
     int first_pair = (from - base) / 2, num_pairs = (to - base) / 2 + 1, at = 0;
     I16 first_mask = i16_set((from - base) % 2 ? (int32_t)0xffff0000 : -1);
@@ -95,13 +95,14 @@ static void attend_rows(const Step *s, int layer, int head, Group group, int fir
     const Batch *b = s->batch;
     AttentionState st;
     int window = m->layers[layer].window, rows = heads * group.count;
+    for (int r = 0; r < MAX_QUERY_ROWS; r++) st.highest[r] = NO_SCORE;
     for (int r = 0; r < rows; r++) {
         int token = group.first + r / heads, position = b->positions[token];
         memcpy(st.q[r], s->buffers.query + token * s->buffers.query_stride + (first_head + r % heads) * m->head_dim,
                (size_t)m->head_dim * sizeof(bf16));
         st.last[r] = position;
         st.first[r] = window && position >= window ? position - window + 1 : 0;
-        st.highest[r] = NO_SCORE, st.weight[r] = f16_set(0.0f);
+        st.weight[r] = f16_set(0.0f);
         for (int at = 0; at < m->head_dim; at += 16) f16_store(st.total[r] + at, f16_set(0.0f));
     }
     int lowest = st.first[0], highest = st.last[rows - 1];

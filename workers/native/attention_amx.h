@@ -96,13 +96,10 @@ static void attend_tile_amx(AttentionState *st, int rows, const bf16 *const *k, 
         case 3: amx_scores(3, st->q[0], k, m->head_dim, st->scores); break;
         default: amx_scores(4, st->q[0], k, m->head_dim, st->scores); break;
     }
-    float scale = m->attention_scale * LOG2_E;
-    for (int r = 0; r < rows; r++) {
-        softmax_row(st, r, base, groups, scale);
-        if (st->shrink[r] != 1.0f)
+    if (tile_softmax(st, rows, base, groups, m->attention_scale * LOG2_E))
+        for (int r = 0; r < rows; r++)
             for (int at = 0; at < m->head_dim; at += 16)
                 f16_store(st->total[r] + at, f16_load(st->total[r] + at) * st->shrink[r]);
-    }
     bf16 edges[2][16 * MAX_HEAD_DIM];
     for (int g = first_group; g <= last_group; g += last_group > first_group ? last_group - first_group : 1) {
         int first = from - base - 16 * g, last = to - base - 16 * g;

@@ -29,28 +29,46 @@ INLINE bf16 *kv_head(const Step *s, int layer, int block, int head) {
     return s->batch->kv + (((long)layer * m->num_blocks + block) * m->num_kv_heads + head) * head_elements;
 }
 
-// Masks, the running maximum, and the tile's shares, rounded to bfloat16 as they will be multiplied.
-INLINE void softmax_row(AttentionState *st, int r, int base, int groups, float scale) {
+// The highest score of the tile in each row; what a row does not see is masked in place.
+INLINE void tile_tops(AttentionState *st, int rows, int base, int groups, float *tops) {
     const I16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    F16 score[MAX_TILE / 16], top = f16_set(NO_SCORE);
-    int whole = st->first[r] <= base && st->last[r] >= base + 16 * groups - 1;
-    for (int g = 0; g < groups; g++) {
-        score[g] = f16_load(st->scores[r] + 16 * g) * scale;
-        if (!whole) {
-            I16 at = lanes + (base + 16 * g);
-            score[g] = f16_select((at <= st->last[r]) & (at >= st->first[r]), score[g], f16_set(NO_SCORE));
+    int end = base + 16 * groups - 1;
+    for (int r = 0; r < rows; r++) {
+        F16 top = f16_set(NO_SCORE);
+        if (st->first[r] > base || st->last[r] < end)
+            for (int g = 0; g < groups; g++) {
+                I16 at = lanes + (base + 16 * g), seen = (at <= st->last[r]) & (at >= st->first[r]);
+                f16_store(st->scores[r] + 16 * g,
+                          f16_select(seen, f16_load(st->scores[r] + 16 * g), f16_set(NO_SCORE)));
+            }
+        for (int g = 0; g < groups; g++) top = f16_max(top, f16_load(st->scores[r] + 16 * g));
+        tops[r] = f16_highest(top);
+    }
+}
+
+// The running maximum, and the tile's shares, rounded to bfloat16 as they will be multiplied. Returns whether any row's
+// maximum rose, and with it its earlier shares must shrink. All rows go through the same steps without a branch on values.
+INLINE int tile_softmax(AttentionState *st, int rows, int base, int groups, float scale) {
+    float tops[MAX_QUERY_ROWS], shifts[MAX_QUERY_ROWS];
+    for (int r = 0; r < MAX_QUERY_ROWS; r++) tops[r] = NO_SCORE;
+    tile_tops(st, rows, base, groups, tops);
+    F16 before = f16_load(st->highest), now = f16_max(f16_load(tops) * scale, before);
+    F16 shift = f16_select(now == NO_SCORE, f16_set(0.0f), now);
+    I16 same = now == before;
+    f16_store(st->shrink, f16_select(same, f16_set(1.0f), f16_exp2(before - shift)));
+    f16_store(st->highest, now);
+    f16_store(shifts, shift);
+    F16 factor = f16_set(scale);
+    for (int r = 0; r < rows; r++) {
+        F16 offset = f16_set(-shifts[r]), weight = st->weight[r] * st->shrink[r];
+        for (int g = 0; g < groups; g++) {
+            F16 share = f16_exp2(f16_fma(f16_load(st->scores[r] + 16 * g), factor, offset));
+            bf16_store(st->shares[r] + 16 * g, share);
+            weight += share;
         }
-        top = f16_max(top, score[g]);
+        st->weight[r] = weight;
     }
-    float highest = f16_highest(top);
-    highest = highest > st->highest[r] ? highest : st->highest[r];
-    float shift = highest == NO_SCORE ? 0.0f : highest;
-    st->shrink[r] = highest == st->highest[r] ? 1.0f : f16_exp2(f16_set(st->highest[r] - shift))[0];
-    F16 weight = st->weight[r] * st->shrink[r];
-    for (int g = 0; g < groups; g++) {
-        F16 share = f16_exp2(score[g] - shift);
-        bf16_store(st->shares[r] + 16 * g, share);
-        weight += share;
-    }
-    st->weight[r] = weight, st->highest[r] = highest;
+    int all_same = 1;
+    for (int r = 0; r < MAX_QUERY_ROWS; r++) all_same &= same[r] != 0;
+    return !all_same;
 }
