@@ -24,6 +24,7 @@ class Condition:
     requirements: Requirements = field(default_factory=Requirements)
     num_workers: int = 1
     restart_every: int | None = None
+    has_index: bool = False  # requests go where the prefix index says their prefix is
 
     @property
     def with_template(self) -> bool:

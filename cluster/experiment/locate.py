@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from cluster.experiment.bisect import ALONE, BATCHING, LAYOUT, PREFIX_CACHE, PRESSURE
 from cluster.experiment.component import Component
 from cluster.experiment.finding import Finding, OracleName
+from cluster.experiment.targets.indexed_group import STALE_HITS
 from cluster.experiment.targets.round_driver import FAILED_ASSERTION
 from workers.config import Layout
 
 _OF_COUNTER = {
-    "index_stale_hits": Component.INDEX,
-    "index_reply_mismatches": Component.INDEX,
-    "session_owner_mismatches": Component.SESSION,
+    STALE_HITS: Component.INDEX,
     "checksum_failures": Component.BLOCK_POOL,
 }
 _OF_STRUCTURE = {

@@ -43,6 +43,8 @@ def _traffic(num_rounds: int, base: Workload) -> Iterator[Condition]:
     yield condition("registered template, shared variables", regions=REGIONS, concurrency=4)
     yield replace(condition("two workers", num_fillers=4, concurrency=4), num_workers=2)
     yield replace(condition("worker restart"), restart_every=2)
+    indexed = condition("two workers behind the index, restarts", num_fillers=4, concurrency=4)
+    yield replace(indexed, num_workers=2, restart_every=3, has_index=True)
 
 
 def _engine_modes(num_rounds: int, base: Workload) -> Iterator[Condition]:

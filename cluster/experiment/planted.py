@@ -16,10 +16,13 @@ from cluster.experiment.neighbours import depends_on_neighbours
 from cluster.experiment.oracles import ExactnessOracle, Oracle, StructureOracle
 from cluster.experiment.plan import Plan
 from cluster.experiment.runner import ExperimentResult, run_experiment
-from cluster.experiment.targets.embedded import ALARM_COUNTERS, EmbeddedTarget
+from cluster.experiment.targets.embedded import ALARM_COUNTERS
+from cluster.experiment.targets.indexed_group import STALE_HITS
 from cluster.experiment.targets.solo import SoloEngine
 from cluster.experiment.targets.stack import StackParts
+from cluster.experiment.targets.target import Target
 from cluster.experiment.targets.weights import LoadedModel
+from cluster.experiment.trial import make_target
 from workers.config import EngineConfig, IsolationCheck
 
 MakeParts = Callable[[], StackParts]
@@ -84,9 +87,8 @@ class Investigator:
         config = replace(stage.condition.engine, isolation_check=IsolationCheck.OFF)
         return await depends_on_neighbours(lambda: self._target(stage, config, make_parts), stage.plan, wrong)
 
-    def _target(self, stage: Stage, config: EngineConfig, make_parts: MakeParts) -> EmbeddedTarget:
-        with_template = stage.condition.with_template
-        return EmbeddedTarget(self._loaded, config, make_parts(), with_template=with_template)
+    def _target(self, stage: Stage, config: EngineConfig, make_parts: MakeParts) -> Target:
+        return make_target(self._loaded, replace(stage.condition, engine=config), make_parts())
 
     async def _run(
         self,
@@ -98,7 +100,7 @@ class Investigator:
     ) -> ExperimentResult:
         config = replace(config or stage.condition.engine, isolation_check=check)
         # Where the check stops a request, its answer must differ from the solo run's: that is no second finding.
-        oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS)]
+        oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS | {STALE_HITS})]
         if check is IsolationCheck.OFF:
             oracles.append(self._exactness)
         return await run_experiment(

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from cluster.api.errors import InvalidRequestError, PermissionDeniedError
-from cluster.experiment.faults import blocks, keys, layout, prefix, sampling, scheduling, serving
+from cluster.experiment.faults import blocks, index, keys, layout, prefix, sampling, scheduling, serving
 from cluster.experiment.faults.fault import Fault
 
 GATE = "WATCHWORD_ALLOW_PLANTED_FAULTS"
@@ -19,6 +19,7 @@ _ALL = (
     *scheduling.FAULTS,
     *sampling.FAULTS,
     *serving.FAULTS,
+    *index.FAULTS,
 )
 
 

@@ -36,6 +36,8 @@ def make_stages(loaded: LoadedModel, seed: int, num_rounds: int, long_words: int
         _SMALL, context_words=(long_words, long_words), prefix_similarity=1.0, arrival_gap_steps=0, max_tokens=8
     )
     mixed = replace(_SMALL, wordings=_BOTH, mixed_sampling=True, abort_fraction=0.5, max_tokens=24)
+    # One wording, so that users come back with a prefix that some worker holds.
+    returning = replace(_SMALL, wordings=("confirmed",), num_fillers=4)
     templated = replace(_SMALL, regions=REGIONS, concurrency=6)
     # Answers that outgrow the reserve of one block a sequence: running requests must be preempted.
     crowd = replace(_SMALL, concurrency=6, arrival_gap_steps=0, max_tokens=72, filler_max_tokens=72, ignore_eos=True)
@@ -44,6 +46,7 @@ def make_stages(loaded: LoadedModel, seed: int, num_rounds: int, long_words: int
         _stage(loaded, "mixed sampling", seed, num_rounds, mixed),
         _stage(loaded, "shared prefixes", seed, num_rounds, shared),
         _stage(loaded, "registered template", seed, num_rounds, templated),
+        _indexed(_stage(loaded, "two workers", seed, max(num_rounds, 4), returning)),
         _stage(loaded, "padded layout", seed, num_rounds, _SMALL, layout=Layout.PADDED),
         _stage(loaded, "pool pressure", seed, num_rounds, crowd, has_pressure=True),
     ]
@@ -72,6 +75,11 @@ def _stage(
         checksum_blocks=True,
     )
     return Stage(Condition(name, engine, workload, _ANY), plan, roomy)
+
+
+def _indexed(stage: Stage) -> Stage:
+    """The same traffic over two workers behind the index, all of them restarted after every third round."""
+    return replace(stage, condition=replace(stage.condition, num_workers=2, restart_every=3, has_index=True))
 
 
 def _num_blocks(loaded: LoadedModel, request: PlannedRequest) -> int:

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Mapping
 
-from cluster.api.ids import RequestId
+from cluster.api.ids import BlockKey, RequestId
 from cluster.experiment.event_file import BlockEvent
 from cluster.experiment.observation import Observation, RoundObservation, Violation
 from cluster.experiment.plan import PlannedRequest, Round
@@ -114,6 +114,14 @@ class EmbeddedTarget:
         self._life += 1
         self._stack = build_stack(self.loaded, self.config, self._parts, with_template=self._with_template)
         self._num_seen_records = 0
+
+    async def prompt_keys(self, request: PlannedRequest) -> tuple[tuple[BlockKey, ...], int]:
+        """Keys of the request's full blocks, as a router sees them, and how many of them can ever be hit."""
+        stack = self._stack
+        prepared = await RoundDriver(stack.core, stack.backend, self._new_id).prepare(request)
+        prompt = prepared.prompt
+        keys = stack.core.models[0].keyer.prompt_keys(prompt.token_ids, prompt.spans)
+        return keys, (len(prompt.token_ids) - 1) // self.config.block_size
 
     @property
     def stack(self) -> Stack:

@@ -53,7 +53,7 @@ class RoundDriver:
 
     async def run(self, requests: Sequence[PlannedRequest]) -> dict[str, Observation]:
         """Raises what the engine raises in a step: a failed assertion is the caller's to judge."""
-        prepared = [await self._prepare(request) for request in requests]
+        prepared = [await self.prepare(request) for request in requests]
         due = sorted(zip(requests, prepared, strict=True), key=lambda pair: pair[0].arrival_step)
         try:
             for step in itertools.count():
@@ -85,7 +85,7 @@ class RoundDriver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _prepare(self, planned: PlannedRequest) -> PreparedRequest:
+    async def prepare(self, planned: PlannedRequest) -> PreparedRequest:
         given = GenerateInput(
             model=self._model,
             prompt=ChatInput(

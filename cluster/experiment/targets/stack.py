@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cache_service.block_key import BlockKeyer, ModelIdentity
+from cache_service.prefix_index import InMemoryPrefixIndex
 from cluster.backend import Backend, ModelInfo
 from cluster.experiment.targets.house_rules import catalog_with_template
 from cluster.experiment.targets.step_backend import Mailboxes, StepBackend
@@ -37,6 +38,7 @@ class StackParts:
     token_table: Callable[[TokenTable], TokenTable] | None = None
     mailboxes: Callable[[], Mailboxes] = Mailboxes
     core: Callable[[list[ServedModel], Backend], ServingCore] = ServingCore
+    index: Callable[[], InMemoryPrefixIndex] = InMemoryPrefixIndex  # of several stacks together
 
 
 @dataclass(slots=True)

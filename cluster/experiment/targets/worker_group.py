@@ -27,11 +27,11 @@ class WorkerGroup:
 
     async def run_round(self, planned: Round) -> RoundObservation:
         if self._restart_every and self._num_rounds and self._num_rounds % self._restart_every == 0:
-            for worker in self.workers:
-                worker.restart()
+            self._restart()
         self._num_rounds += 1
+        shares = await self._shares(planned)
         parts = await asyncio.gather(
-            *(worker.run_round(share) for worker, share in zip(self.workers, self._shares(planned), strict=True))
+            *(worker.run_round(share) for worker, share in zip(self.workers, shares, strict=True))
         )
         return _merge(planned.index, parts)
 
@@ -41,16 +41,21 @@ class WorkerGroup:
     async def close(self) -> None:
         await asyncio.gather(*(worker.close() for worker in self.workers))
 
-    def _shares(self, planned: Round) -> list[Round]:
-        num_workers = len(self.workers)
+    def _restart(self) -> None:
+        for worker in self.workers:
+            worker.restart()
+
+    async def _shares(self, planned: Round) -> list[Round]:
         shares: list[list[PlannedRequest]] = [[] for _ in self.workers]
-        numbers = {True: 0, False: 0}
         for request in planned.requests:
-            number = numbers[request.is_marked]
-            numbers[request.is_marked] += 1
-            place = number // 2 if request.is_marked else number
-            shares[place % num_workers].append(request)
+            shares[await self._place(request, planned)].append(request)
         return [Round(planned.index, tuple(share)) for share in shares]
+
+    async def _place(self, request: PlannedRequest, planned: Round) -> int:
+        """The number of the worker that gets the request."""
+        kin = [one for one in planned.requests if one.is_marked == request.is_marked]
+        number = kin.index(request)
+        return (number // 2 if request.is_marked else number) % len(self.workers)
 
 
 def _merge(index: int, parts: Sequence[RoundObservation]) -> RoundObservation:
