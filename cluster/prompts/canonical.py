@@ -7,7 +7,7 @@ tokens are the common prefix of the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from cluster.prompts.tokenizer import Encoded
 
 MIN_PROBES = 3
 _MERGE_WINDOW_CHARS = 256
+_CACHED_TEMPLATES = 65_536  # few numbers each; apart, so that no flood of values drives them out
 _CACHED_RENDERINGS = 4096
 
 ClockReading = tuple[tuple[str, str], ...]
@@ -58,31 +59,34 @@ class CanonicalRenderer:
         self._sandbox = sandbox
         self._block_size = block_size
         self._probes: ProbeSet = probes_for(encoder.tokenizer.chat_template)
-        self._cache: LruCache[_Dated] = LruCache(_CACHED_RENDERINGS)
+        self._of_templates: LruCache[_Dated] = LruCache(_CACHED_TEMPLATES)
+        self._of_variables: LruCache[_Dated] = LruCache(_CACHED_RENDERINGS)
 
     def of_template(self, tenant: bytes, template: PromptTemplate) -> CanonicalPrefix:
         """What depends on the template alone: every variable counts as private."""
-        return self._cached(tenant, template, {}, ())
+        return self._of_template(tenant, template).prefix
 
     def of_variables(self, tenant: bytes, template: PromptTemplate, values: Mapping[str, Any]) -> CanonicalPrefix:
         """What depends on the template and the values of its shared variables."""
         names = template.shared_names
-        return self._cached(tenant, template, {name: values[name] for name in names}, names)
+        shared = {name: values[name] for name in names}
+        key = (tenant, template.version, canonical_json(shared))
+        return self._cached(self._of_variables, key, lambda: self._make(tenant, template, shared, names)).prefix
 
     def clock_of(self, tenant: bytes, template: PromptTemplate) -> ClockReading:
         """The readings that went into the template's own canonical prefix; empty when it reads no clock."""
-        entry = self._cache.get((tenant, template.version, b"{}"))
-        return () if entry is None else entry.clock
+        return self._of_template(tenant, template).clock
 
-    def _cached(
-        self, tenant: bytes, template: PromptTemplate, values: dict[str, Any], shared: tuple[str, ...]
-    ) -> CanonicalPrefix:
-        key = (tenant, template.version, canonical_json(values))
-        entry = self._cache.get(key)
+    def _of_template(self, tenant: bytes, template: PromptTemplate) -> _Dated:
+        key = (tenant, template.version)
+        return self._cached(self._of_templates, key, lambda: self._make(tenant, template, {}, ()))
+
+    def _cached(self, cache: LruCache[_Dated], key: Hashable, make: Callable[[], _Dated]) -> _Dated:
+        entry = cache.get(key)
         if entry is None or not self.is_current(entry.clock):
-            entry = self._make(tenant, template, values, shared)
-            self._cache.put(key, entry)
-        return entry.prefix
+            entry = make()
+            cache.put(key, entry)
+        return entry
 
     def is_current(self, clock: ClockReading) -> bool:
         now = self._encoder.clock()

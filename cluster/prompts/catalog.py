@@ -78,7 +78,8 @@ class TemplateCatalog:
         self.canonical = CanonicalRenderer(encoder, self.sandbox, keyer.block_size)
         self.encoder = encoder
         self._texts: LruCache[RenderedTexts] = LruCache(_CACHED_TEXTS)
-        self._plan: _Plan | None = None
+        self._plan = _Plan({}, {}, {})
+        self._is_plan_current = False
         self._lock = threading.RLock()
 
     # --- registration
@@ -189,13 +190,19 @@ class TemplateCatalog:
 
     def _forget_plan(self) -> None:
         with self._lock:
-            self._plan = None
+            self._is_plan_current = False
 
     def _current_plan(self) -> _Plan:
-        with self._lock:
-            if self.store.poll() or self._plan is None:
-                self._plan = self._make_plan()
+        """While another thread makes a new plan, the old one serves: what it no longer grants is merely a miss."""
+        if not self._lock.acquire(blocking=False):
             return self._plan
+        try:
+            if self.store.poll() or not self._is_plan_current:
+                self._plan = self._make_plan()
+                self._is_plan_current = True
+            return self._plan
+        finally:
+            self._lock.release()
 
     def _make_plan(self) -> _Plan:
         runs: dict[tuple[bytes | None, str, str], PinnedRun] = {}

@@ -95,11 +95,6 @@ class ChatTemplate:
             kind = type(error).__name__
             raise InvalidRequestError(f"the model's chat template cannot render these messages ({kind})") from None
 
-    def clock_reading(self) -> tuple[tuple[str, str], ...]:
-        """What the clock shows now in every format that the template has asked for."""
-        now = self._clock()
-        return tuple((fmt, now.strftime(fmt)) for fmt in sorted(self.clock_formats))
-
     def _strftime_now(self, fmt: str) -> str:
         self.clock_formats.add(fmt)
         return self._clock().strftime(fmt)

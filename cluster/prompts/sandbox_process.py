@@ -3,7 +3,7 @@
 One JSON object per line on standard input, one answer per line on standard output. A Jinja2 sandbox keeps a template
 from reaching Python; only a process border keeps it from running for ever or eating all memory: a timer and an address
 space limit of the kernel end this process whatever the template does. The timer counts processor time, because a busy
-machine is no fault of the template's; a template has nothing to wait for. It holds no secret and no other request's data.
+machine is no fault of the template's; a template has nothing to wait for. The process holds no secret.
 """
 
 from __future__ import annotations

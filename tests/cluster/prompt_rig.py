@@ -69,9 +69,10 @@ class PromptRig:
         budget: PinBudget | None = None,
         identity: ModelIdentity | None = None,
         sandbox: TemplateSandbox | None = None,
+        keyer_type: type[BlockKeyer] = BlockKeyer,
     ) -> None:
         identity = identity or ModelIdentity("m", b"weights", "float32", "layout", BLOCK_SIZE)
-        self.keyer = BlockKeyer(SECRET, identity)
+        self.keyer = keyer_type(SECRET, identity)
         self.clock = TestClock()
         self.tokenizer = tokenizer or installed_tokenizer()
         self.store = TemplateStore(root, lambda tenant: self.keyer.identity("tenant", tenant))

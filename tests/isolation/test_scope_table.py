@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fake_runner import ConstantKeyer
 from prompt_rig import PromptRig
 from scope_rig import ScopeEngine, fake_model_identity
 
+from cache_service.block_key import BlockKeyer
 from cluster.api.prompt import BuiltPrompt, CallerIdentity
-from cluster.api.scope import Scope
 from cluster.prompts.policy import Share
 from cluster.prompts.sandbox import TemplateSandbox
 
@@ -62,10 +63,13 @@ def sandbox() -> Iterator[TemplateSandbox]:
 
 
 def observe(rig: PromptRig, make_writer: Callable[[Cast], Asker], make_reader: Callable[[Cast], Asker]) -> str:
-    """The scopes of the blocks that the reader got, after the writer, from an engine with warm templates."""
+    """The scopes of acme's blocks that the reader got, after the writer."""
     cast = Cast(rig)
     engine = ScopeEngine(rig, num_blocks=256)
-    engine.warm_up()
+    warm_ups = [
+        prompt for prompt in rig.catalog.all_warm_ups() if prompt.spans[0].fields.tenant in (None, rig.tenant())
+    ]
+    engine.warm_up(warm_ups)  # another tenant's own blocks would hide whether it gets any of these
     engine.hits(*make_writer(cast))
     hits = engine.hits(*make_reader(cast))
     assert all(count >= 1 for count in hits.values())
@@ -82,6 +86,28 @@ def observe_both_ways(rig: PromptRig, relation: Callable[[Cast], Asker]) -> str:
 def passed_on(cell: str) -> set[str]:
     """Scopes whose blocks the writer left; the pinned ones were there before anybody came."""
     return set(cell.split(", ")) - {"public", "template", "nothing"}
+
+
+def test_a_hash_that_returns_a_constant_costs_reuse_and_nothing_else(tmp_path: Path, sandbox: TemplateSandbox) -> None:
+    """Every block goes by the same key, so only comparing contents keeps users apart; and it is seen to do so."""
+    rigs = []
+    for name, keyer_type in (("honest", BlockKeyer), ("constant", ConstantKeyer)):
+        rig = PromptRig(tmp_path / name, sandbox=sandbox, identity=fake_model_identity(), keyer_type=keyer_type)
+        for tenant in ("acme", "globex"):
+            rig.put(SOURCE, shared=["product"], private=["name"], tenant=tenant)
+        rigs.append(rig)
+    honest, constant = rigs
+    for relation in RELATIONS.values():
+        first = RELATIONS["the same user"]
+        assert set(observe(constant, first, relation).split(", ")) <= {
+            "nothing",
+            *observe(honest, first, relation).split(", "),
+        }
+    engine = ScopeEngine(constant, num_blocks=256)
+    engine.warm_up()
+    engine.hits(*Cast(constant).ask("alice"))
+    engine.hits(*Cast(constant).ask("eve", "globex"))
+    assert engine.engine.pool.cache.counters.verify_failures > 0, "the collision was met, and refused"
 
 
 def test_the_table_in_the_docs_is_what_the_engine_does(tmp_path: Path, sandbox: TemplateSandbox) -> None:
