@@ -245,15 +245,14 @@ class BlockPool:
     def purge(self, user_hash: bytes, oldest_live_serial: int) -> int:
         """Ends all reuse of a user's blocks; their bytes are zeroed before reuse. Returns how many were removed.
 
-        Blocks without a user in their scope are a function of shared values alone and stay. Blocks in use are only
-        unpublished: their sequences go on. Requests that arrived before can no longer publish for this user.
+        What this user wrote under shared values goes too; TEMPLATE and PUBLIC blocks are no user's. Blocks in use are
+        only unpublished: their sequences go on. Requests that arrived before can no longer publish for this user.
         """
         self.cache.entomb(user_hash, oldest_live_serial)
         num_removed = 0
         for block in self.blocks:
             content = block.content
-            is_theirs = block.user_hash == user_hash if content is None else content.fields.user == user_hash
-            if not is_theirs:
+            if not _is_of_user(block, user_hash):
                 continue
             block.must_zero = True  # when in use: on release
             if content is not None:
@@ -349,3 +348,10 @@ class BlockPool:
         assert block.content is not None
         block.is_pinned = False
         self._num_pinned_of[block.content.fields.tenant] -= 1
+
+
+def _is_of_user(block: Block, user_hash: bytes) -> bool:
+    """Keyed to the user, or written by them: bytes not yet published, or published under shared variables."""
+    if block.content is None or block.content.fields.scope is Scope.VARIABLES:
+        return block.user_hash == user_hash
+    return block.content.fields.user == user_hash

@@ -138,14 +138,20 @@ def test_a_purge_ends_all_reuse_of_one_user_and_nobody_elses() -> None:
     cached_tokens(engine, make_request(PROMPT, spans=shared_variables_spans(2, "alice")))
     held = [engine.pool.cache.find(key) for key in make_request(PROMPT).block_keys]
     assert all(engine.runner.kv[block.block_id].any() for block in held)
-    assert engine.purge_user(user_hash("acme", "alice")) == 6 + 4, (
-        "prompt and output blocks, those of shared variables excepted"
-    )
+    assert engine.purge_user(user_hash("acme", "alice")) == 6 + 6, "prompt and output blocks of both requests"
     assert not any(engine.runner.kv[block.block_id].any() for block in held), "not zeroed"
     assert cached_tokens(engine, make_request(PROMPT)) == 0
     assert cached_tokens(engine, make_request(PROMPT, user="bob")) == NUM_FULL
     spans = shared_variables_spans(2, "alice")
-    assert cached_tokens(engine, make_request(PROMPT, spans=spans)) == 2 * BLOCK_SIZE
+    assert cached_tokens(engine, make_request(PROMPT, spans=spans)) == 0
+
+
+def test_a_purge_leaves_what_others_wrote_under_shared_variables() -> None:
+    engine = make_engine()
+    cached_tokens(engine, make_request(PROMPT, user="bob", spans=shared_variables_spans(2, "bob")))
+    engine.purge_user(user_hash("acme", "alice"))
+    spans = shared_variables_spans(2, "carol")
+    assert cached_tokens(engine, make_request(PROMPT, user="carol", spans=spans)) == 2 * BLOCK_SIZE
 
 
 def test_a_purge_zeroes_what_its_user_left_in_unpublished_and_later_released_blocks() -> None:
