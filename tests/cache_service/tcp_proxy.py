@@ -37,7 +37,11 @@ class TcpProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
-        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except ConnectionError:
+            writer.close()
+            return
         for source, sink in ((reader, upstream_writer), (upstream_reader, writer)):
             pump = asyncio.create_task(self._pump(source, sink))
             self._pumps.add(pump)

@@ -1,0 +1,97 @@
+"""Two workers become one through Serve's configuration while requests run: `python tests/e2e/scale_down.py`.
+
+The leaving replica takes no new work; its streams end there or, when its time is up, go on elsewhere. Prints one JSON
+line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from chaos_load import Load, answer_alone, ends_of, faults_of, make_questions, wait_for
+from e2e_server import free_port
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+from three_nodes import Observer
+
+from cache_service.embedded import EmbeddedRedis
+from cluster.api.secret import load_or_create_secret
+
+NUM_REQUESTS, CONCURRENCY = 120, 12
+
+
+def deploy(settings: dict[str, Any], num_workers: int) -> None:
+    """As a changed Serve configuration file does it: only the number of replicas differs."""
+    application = {
+        "name": "watchword",
+        "import_path": "cluster.app:build",
+        "route_prefix": None,
+        "args": settings,
+        "deployments": [{"name": "Worker", "num_replicas": num_workers}],
+    }
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
+
+
+async def run(settings: dict[str, Any]) -> dict[str, Any]:
+    url = f"http://127.0.0.1:{settings['http_port']}"
+    observer = Observer(url)
+    await wait_for(lambda: observer.num_workers() == 2, 300, "two ready workers")
+    questions = await answer_alone(url, "", make_questions(8))
+    load = Load(url, "")
+    running = asyncio.create_task(load.run(questions, NUM_REQUESTS, CONCURRENCY))
+    while len(load.streaming) < 8:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    num_streaming = len(load.streaming)
+    started = time.monotonic()
+    await asyncio.to_thread(deploy, settings, 1)
+    await wait_for(lambda: observer.num_workers() == 1, 60, "a worker that takes no new work")
+    drained_s = time.monotonic() - started
+    outcomes = await running
+    await wait_for(lambda: observer.metric("watchword_reservations") == 0, 30, "the return of all places")
+    return {
+        "requests": len(outcomes),
+        "ends": ends_of(outcomes),
+        "streaming_when_told": num_streaming,
+        "out_of_service_after_s": round(drained_s, 1),
+        "moved": observer.metric('watchword_router_total{event="retries"}'),
+        "faults": faults_of(outcomes)[:5],
+    }
+
+
+def main() -> None:
+    state_dir = Path(tempfile.mkdtemp(prefix="scale-down-"))
+    redis = EmbeddedRedis(supervise=True)
+    redis.start()
+    url_file = state_dir / "redis.url"
+    url_file.write_text(redis.url)
+    settings = {
+        "http_port": free_port(),
+        "grpc_port": free_port(),
+        "workers": 2,
+        "threads": 1,
+        "kv_memory_gib": 0.25,
+        "state_dir": str(state_dir),
+        "redis_url_file": str(url_file),
+    }
+    load_or_create_secret(state_dir / "cluster.api.secret")
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=128 << 20, logging_level=logging.ERROR)
+    try:
+        serve.start(proxy_location="Disabled")
+        deploy(settings, 2)
+        print(json.dumps(asyncio.run(run(settings))), flush=True)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        redis.stop()
+
+
+if __name__ == "__main__":
+    main()
