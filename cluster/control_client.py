@@ -11,9 +11,13 @@ import grpc
 from cluster.api.channel import EPOCH_METADATA, METHOD_CONTROL, TOKEN_METADATA, ControlCall
 from cluster.api.errors import UnavailableError
 from cluster.api.worker_state import WorkerInfo
-from cluster.remote_router import RemoteRouter
 
 CALL_TIMEOUT_S = 60.0
+
+
+class Members(Protocol):
+    @property
+    def members(self) -> tuple[WorkerInfo, ...]: ...
 
 
 class WorkerControlClient(Protocol):
@@ -27,7 +31,7 @@ class WorkerControlClient(Protocol):
 class ControlClient:
     """One connection a call: control calls are rare."""
 
-    def __init__(self, router: RemoteRouter, token: str) -> None:
+    def __init__(self, router: Members, token: str) -> None:
         self._router = router
         self._token = token
 

@@ -20,17 +20,15 @@ from cluster.api.evidence import LayoutEvidence, TracedEvent, WorkerEvidence
 from cluster.api.ids import RequestId, WorkerId
 from cluster.api.worker_state import WorkerInfo
 from cluster.auth.authenticator import Authenticator
-from cluster.control_client import WorkerControlClient
+from cluster.control_client import Members, WorkerControlClient
 from cluster.sentinel.sentinel import Sentinel
 
 INDEX_PATIENCE_S = 5.0  # block events are on their way for a moment
 
 
-class Members(Protocol):
+class IndexedMembers(Members, Protocol):
     """The router as far as an inspection needs it."""
 
-    @property
-    def members(self) -> tuple[WorkerInfo, ...]: ...
     async def indexed(self) -> Mapping[WorkerId, frozenset[bytes]] | None: ...
 
 
@@ -38,7 +36,7 @@ class Members(Protocol):
 class Inspector:
     """`sentinel` None: switched off."""
 
-    router: Members
+    router: IndexedMembers
     control: WorkerControlClient
     keyer: BlockKeyer
     authenticator: Authenticator
