@@ -22,7 +22,11 @@ LENGTHS = (1, 15, 16, 17, 40)
 
 
 def reference_continuation(model: Any, prompt: list[int]) -> list[int]:
-    out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None)
+    ids = torch.tensor([prompt])
+    # Without a mask, generate takes the prompt's own end-of-turn tokens for padding.
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
+    )
     return out[0, len(prompt) :].tolist()
 
 
