@@ -35,6 +35,12 @@ def experiment(
     ] = None,
     fault: Annotated[str | None, typer.Option(help="run the experiment with this one fault planted")] = None,
     timing: Annotated[bool, typer.Option("--timing", help="does time tell one user what another one cached?")] = False,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="a long run on the clean engine: so many requests, resumable")
+    ] = None,
+    state_file: Annotated[Path, typer.Option("--state", help="where a long run keeps what is done")] = Path(
+        "isolation.json"
+    ),
     chinese_must_obey: Annotated[bool, typer.Option(help="void the run when Chinese prompts are not obeyed")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the results here")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write a report with plots here")] = None,
@@ -63,6 +69,8 @@ def experiment(
         planted=planted,
         fault=fault,
         timing=timing,
+        requests=requests,
+        state_file=state_file,
         chinese_must_obey=chinese_must_obey,
         json_file=json_file,
         html_file=html_file,

@@ -42,6 +42,8 @@ class ExperimentOptions:
     planted: str | None = None
     fault: str | None = None
     timing: bool = False
+    requests: int | None = None
+    state_file: Path = Path("isolation.json")
     chinese_must_obey: bool = False
     json_file: Path | None = None
     html_file: Path | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import Progress
@@ -15,19 +16,23 @@ from cluster.experiment.event_file import BlockEvent
 from cluster.experiment.faults.catalog import planted_faults
 from cluster.experiment.faults.stages import make_stages
 from cluster.experiment.locate import Evidence, locate
+from cluster.experiment.long_run import LongRun, continue_run
 from cluster.experiment.matrix import matrix
 from cluster.experiment.neighbours import depends_on_neighbours
 from cluster.experiment.plan import Plan
 from cluster.experiment.planted import Investigator, investigate_blind
 from cluster.experiment.report_planted import planted_record, print_planted
 from cluster.experiment.report_text import LiveProgress, print_bisection
+from cluster.experiment.report_timing import print_timing
 from cluster.experiment.runner import ExperimentResult, run_experiment
+from cluster.experiment.statistics import rule_of_three
 from cluster.experiment.targets.embedded import EmbeddedTarget
 from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.target import Target
 from cluster.experiment.targets.weights import LoadedModel, load_model
+from cluster.experiment.timing import MIN_PAIRS, measure
 from cluster.experiment.trial import make_oracles, make_target
-from cluster.experiment.verdict import Status
+from cluster.experiment.verdict import MIN_SHARED_ROUNDS, Status
 from workers.config import EngineConfig
 
 _PLANTED_ROUNDS = 4
@@ -51,10 +56,58 @@ async def run_embedded(console: Console, options: ExperimentOptions) -> int:
         print_planted(console, faults, cases)
         write_json(options.json_file, planted_record(faults, cases))
         return int(Status.CLEAN if all(case.found_by for case in cases.values()) else Status.VOID)
+    if options.requests is not None:
+        return await _long_run(console, options, loaded)
+    if options.timing:
+        return await _timing(console, options, loaded)
     parts = faults[0].make_parts() if faults else None
     if options.matrix:
         return await _matrix(console, options, loaded, parts)
     return await _one_condition(console, options, loaded, parts)
+
+
+async def _long_run(console: Console, options: ExperimentOptions, loaded: LoadedModel) -> int:
+    """Zero false alarms on the clean engine; goes on where the state file says an earlier run stopped."""
+    assert options.requests is not None
+    state = LongRun.load(options.state_file, options.seed or 0)
+    load = workload_of(options)
+    conditions = [
+        baseline(options.rounds, load),
+        baseline(options.rounds, replace(load, mixed_sampling=True, abort_fraction=0.3, concurrency=4)),
+        baseline(options.rounds, replace(load, context_words=(60, 60), prefix_similarity=0.5)),
+    ]
+    with Progress(console=console) as bar:
+        task = bar.add_task("requests", total=options.requests, completed=state.num_requests)
+        await continue_run(
+            state,
+            options.state_file,
+            loaded,
+            conditions,
+            num_requests=options.requests,
+            rounds_per_chunk=options.rounds,
+            make_oracles=lambda loaded, condition: make_oracles(loaded, condition, is_exact=options.exact),
+            progress=lambda state: bar.update(task, completed=state.num_requests),
+        )
+    console.print(
+        f"{state.num_requests} requests in {state.num_rounds} rounds, {state.num_shared} of them shared a step: "
+        f"{len(state.findings)} findings; rate < {rule_of_three(state.num_rounds):.2%} of rounds at 95 %"
+    )
+    for finding in state.findings:
+        console.print(f"  {finding}", markup=False)
+    if state.findings:
+        return int(Status.CONTAMINATED)
+    return int(Status.CLEAN if state.num_shared >= MIN_SHARED_ROUNDS * state.num_rounds else Status.VOID)
+
+
+async def _timing(console: Console, options: ExperimentOptions, loaded: LoadedModel) -> int:
+    condition = baseline(MIN_PAIRS, workload_of(options))
+    target = EmbeddedTarget(loaded, condition.engine)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("timed pairs", total=MIN_PAIRS)
+        result = await measure(target, options.seed or 0, progress=lambda done: bar.update(task, completed=done))
+    print_timing(console, result)
+    write_json(options.json_file, result.record())
+    return int(result.status)
 
 
 async def _matrix(console: Console, options: ExperimentOptions, loaded: LoadedModel, parts: StackParts | None) -> int:

@@ -15,7 +15,7 @@ from cluster.experiment.runner import ExperimentResult
 from cluster.experiment.statistics import rule_of_three
 from cluster.experiment.verdict import RoundResult, Status
 
-_STYLE = {Status.CLEAN: "bold green", Status.CONTAMINATED: "bold red", Status.VOID: "bold yellow"}
+STATUS_STYLE = {Status.CLEAN: "bold green", Status.CONTAMINATED: "bold red", Status.VOID: "bold yellow"}
 _MAX_REASONS = 12
 _ROUNDS_PER_LINE = 10
 
@@ -62,7 +62,7 @@ def print_experiment(console: Console, result: ExperimentResult) -> None:
     if verdict.any_rate.trials and not verdict.any_rate.hits:
         bound = rule_of_three(verdict.any_rate.trials)
         console.print(f"none of {verdict.any_rate.trials} supports only: rate < {bound:.2%} at 95 %")
-    console.print(f"verdict: {verdict.status.name.lower()}", style=_STYLE[verdict.status])
+    console.print(f"verdict: {verdict.status.name.lower()}", style=STATUS_STYLE[verdict.status])
     for reason in verdict.reasons[:_MAX_REASONS]:
         console.print(f"  {reason}", markup=False)
     if len(verdict.reasons) > _MAX_REASONS:
@@ -74,7 +74,7 @@ def print_matrix(console: Console, results: Sequence[ExperimentResult]) -> None:
     for result in results:
         verdict = result.verdict
         found = verdict.any_rate
-        style = _STYLE[verdict.status]
+        style = STATUS_STYLE[verdict.status]
         table.add_row(
             result.condition,
             str(found.trials),

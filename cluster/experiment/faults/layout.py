@@ -56,10 +56,11 @@ def _tokens_of(batch: Batch, row: int) -> np.ndarray:
 
 
 def _mask_of_wrong_row(batch: Batch, cache: KVCache) -> Batch:
-    """While decoding, each query sees the keys of the row before it."""
+    """The query of each row's last token sees the keys of the row before it."""
     num_rows = len(batch.block_tables)
-    is_decoding = batch.num_tokens == num_rows
-    return replace(batch, row_of=(batch.row_of - 1) % num_rows) if is_decoding and num_rows > 1 else batch
+    row_of = batch.row_of.copy()
+    row_of[batch.sample_tokens] = (row_of[batch.sample_tokens] - 1) % num_rows
+    return replace(batch, row_of=row_of)
 
 
 def _table_of_wrong_row(batch: Batch, cache: KVCache) -> Batch:

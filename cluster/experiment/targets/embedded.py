@@ -107,6 +107,13 @@ class EmbeddedTarget:
         hits = self._increment(self._stack, before, "hits")
         return ReuseControl(hits * self.config.block_size, expected=self.config.prefix_caching)
 
+    async def answer(self, request: PlannedRequest) -> Observation:
+        """One request by itself on this engine, with whatever is cached; keeps no record of it."""
+        stack = self._stack
+        seen = await RoundDriver(stack.core, stack.backend, self._new_id).run([request])
+        stack.backend.forget()
+        return seen[request.name]
+
     async def close(self) -> None: ...
 
     def restart(self) -> None:

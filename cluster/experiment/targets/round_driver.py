@@ -53,7 +53,7 @@ class RoundDriver:
 
     async def run(self, requests: Sequence[PlannedRequest]) -> dict[str, Observation]:
         """Raises what the engine raises in a step: a failed assertion is the caller's to judge."""
-        prepared = [await self.prepare(request) for request in requests]
+        prepared = [await self._prepare_or_refuse(request) for request in requests]
         due = sorted(zip(requests, prepared, strict=True), key=lambda pair: pair[0].arrival_step)
         try:
             for step in itertools.count():
@@ -72,9 +72,12 @@ class RoundDriver:
         """What came of every request launched so far, also when the engine failed in the middle."""
         return {one.planned.name: self._observe(one) for one in self._served}
 
-    async def _launch(self, planned: PlannedRequest, prepared: PreparedRequest) -> None:
+    async def _launch(self, planned: PlannedRequest, prepared: PreparedRequest | WatchwordError) -> None:
         one = _Served(planned, self._make_id(planned.name))
         self._served.append(one)
+        if isinstance(prepared, WatchwordError):
+            one.error = prepared.message
+            return
         one.task = asyncio.create_task(self._serve(one, prepared))
         await self._backend.settle()
 
@@ -84,6 +87,12 @@ class RoundDriver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _prepare_or_refuse(self, planned: PlannedRequest) -> PreparedRequest | WatchwordError:
+        try:
+            return await self.prepare(planned)
+        except WatchwordError as error:
+            return error
 
     async def prepare(self, planned: PlannedRequest) -> PreparedRequest:
         given = GenerateInput(
