@@ -1,4 +1,6 @@
-"""What sharing yields and what safety costs, on real pairs of prompts: `python tests/isolation/sharing_report.py`.
+"""What sharing yields and what safety costs, on real pairs of prompts.
+
+`python tests/isolation/sharing_report.py [EVERY]`; with EVERY, only each EVERY-th pair of the data folder is taken.
 
 Each pair is one user's prompt after another's, all variables shared. Hits: pairs in which the second user takes at
 least one block. The unsafe bound shares every block whose tokens agree, whoever wrote them and whatever they depend on.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +48,11 @@ class Row:
         return f"{hit_rate:.1%} | {self.num_shared_tokens:,} | {of_prompt:.1%} | {of_bound:.1%}"
 
 
-def measure(data: PromptData, pairs: Iterable[Record], granularity: Granularity, root: Path) -> dict[Share | None, Row]:
+def measure(data: PromptData, pairs: Sequence[Record], granularity: Granularity, root: Path) -> dict[Share | None, Row]:
     """Sums for each policy; None stands for the unsafe bound."""
     rig = PromptRig(root)
-    for record in data.templates.values():
+    used = {pair["template_id"] for pair in pairs}
+    for record in (data.templates[template_id] for template_id in sorted(used)):
         rig.put(
             record["template"],
             shared=record["variables"],
@@ -74,8 +77,10 @@ def measure(data: PromptData, pairs: Iterable[Record], granularity: Granularity,
 
 def main() -> None:
     data = PromptData(whole_folder() if whole_folder().is_dir() else SAMPLE)
-    pairs = data.read("pairs")
-    print(f"{len(pairs)} pairs of {len(data.templates)} templates, blocks of {BLOCK_SIZE} tokens\n")
+    every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    pairs = data.read("pairs")[::every]
+    num_templates = len({pair["template_id"] for pair in pairs})
+    print(f"{len(pairs)} pairs of {num_templates} templates, blocks of {BLOCK_SIZE} tokens\n")
     print("| policy | granularity | pairs with a hit | shared tokens | of all prompt tokens | of the unsafe bound |")
     print("| --- | --- | --- | --- | --- | --- |")
     for granularity in Granularity:

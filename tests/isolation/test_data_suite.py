@@ -27,6 +27,7 @@ from cluster.prompts.sandbox import TemplateSandbox
 
 pytestmark = pytest.mark.weights
 
+BuiltPairs = list[tuple[Record, BuiltPrompt, BuiltPrompt]]
 WIDE = (Scope.TEMPLATE, Scope.VARIABLES)
 MERGE_TOKENS = 3  # how many tokens before a variable may come out differently because of its first character
 PLAIN_JINJA = Environment(keep_trailing_newline=True, extensions=[loopcontrols])
@@ -74,11 +75,17 @@ def build_pair(
     return left, right
 
 
+@pytest.fixture(scope="module")
+def built_pairs(data: PromptData, rig: PromptRig) -> BuiltPairs:
+    """Under the widest policy; made once, because a new combination of values costs many renderings."""
+    return [(pair, *build_pair(rig, data, pair)) for pair in data.read("pairs")]
+
+
 def test_every_template_renders_as_plain_jinja_does(data: PromptData, rig: PromptRig) -> None:
     num_prompts = 0
     for record in data.templates.values():
         for values in assignments(record):
-            prompt = rig.ask_with(rig.caller(), PromptRef(record["id"], None, values))
+            prompt = rig.ask_with(rig.caller(), PromptRef(record["id"], None, values), share=Share.USER)
             text = PLAIN_JINJA.from_string(record["template"]).render(values)
             system = [{"role": "system", "content": text}, {"role": "user", "content": "Hello"}]
             assert prompt.token_ids == rig.builder.chat(rig.caller(), system).token_ids, record["id"]
@@ -88,12 +95,11 @@ def test_every_template_renders_as_plain_jinja_does(data: PromptData, rig: Promp
     assert num_prompts >= 2 * len(data.templates)
 
 
-def test_pairs_share_what_is_verified_and_nothing_else(data: PromptData, rig: PromptRig) -> None:
+def test_pairs_share_what_is_verified_and_nothing_else(built_pairs: BuiltPairs, rig: PromptRig) -> None:
     """Under `variables`: up to the first differing variable; fewer blocks only where a token there can merge."""
     counts: Counter[str] = Counter()
     short: list[str] = []
-    for pair in data.read("pairs"):
-        left, right = build_pair(rig, data, pair)
+    for pair, left, right in built_pairs:
         shared, verified = rig.num_shared(left, right), pair["verified_blocks"]
         assert shared <= verified, pair["id"]
         counts["equal" if shared == verified else "short"] += 1
@@ -131,15 +137,14 @@ def test_pairs_under_the_narrower_policies(data: PromptData, rig: PromptRig) -> 
     assert num_shared > 0
 
 
-def test_the_engine_s_cache_gives_what_the_keys_promise(data: PromptData, rig: PromptRig) -> None:
+def test_the_engine_s_cache_gives_what_the_keys_promise(built_pairs: BuiltPairs, rig: PromptRig) -> None:
     """Hits counted by an engine: for the pair's second user as many as keys agree, for the first one all again."""
     engine = ScopeEngine(rig)
     hits_by_scope: Counter[Scope] = Counter()
-    for pair in data.read("pairs"):
+    for pair, left, right in built_pairs:
         engine.engine.pool.clear()
         registered = rig.store.get(rig.tenant(), pair["template_id"])
         engine.warm_up(rig.catalog.warm_up_requests(registered))
-        left, right = build_pair(rig, data, pair)
         engine.hits(rig.caller("left"), left)
         hits = engine.hits(rig.caller("right"), right)
         assert hits.total() == rig.num_shared(left, right), pair["id"]
