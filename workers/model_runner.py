@@ -8,11 +8,13 @@ import platform
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from cache_service.block_key import ModelIdentity
 from cluster.api.errors import NotFoundError
+from workers.device import resolve_device
 from workers.forward_model import ForwardModel
 from workers.kv_cache import KVCache
 from workers.model.batch import build_batch
@@ -22,7 +24,7 @@ from workers.model.spec import ModelSpec, spec_from_config
 from workers.model.torch_model import TorchModel
 from workers.model.weights import ModelWeights, load_weights
 from workers.model_source import ModelSource, ProgressCallback, no_progress, resolve_model
-from workers.native.build import NativeUnavailableError, supported_isas
+from workers.native.build import NativeUnavailableError, build_ahead, supported_isas
 from workers.runner_config import RunnerConfig
 from workers.sampler import Sampler
 from workers.self_test import SelfTestReport, run_self_test
@@ -130,18 +132,38 @@ def load_runner(config: RunnerConfig, progress: ProgressCallback = no_progress) 
     """Finds, loads and tests the model. Raises ModelSourceError, UnsupportedModelError or ValueError."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if config.kernel != "torch" and config.dtype in ("auto", "bfloat16") and config.device != "cuda":
+        build_ahead()
     source = resolve_model(config.model, progress)
     hf_config = _read_config(source)
     spec = spec_from_config(hf_config)
-    dtype = resolve_dtype(config.dtype)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
     weights = load_weights(source, hf_config, spec, dtype, progress)
     adapters = _load_adapters(config, source, spec, dtype)
+    if device == "cuda":
+        from workers.cuda.load import make_cuda_runner  # needs triton
+
+        max_model_len = _max_model_len(config, spec)
+        runner: CpuModelRunner = make_cuda_runner(config, spec, weights, source, max_model_len, adapters, progress)
+    else:
+        runner = _make_cpu_runner(config, spec, weights, source, adapters, progress)
+    progress("ready", 1.0)
+    return runner
+
+
+def _make_cpu_runner(
+    config: RunnerConfig,
+    spec: ModelSpec,
+    weights: ModelWeights,
+    source: ModelSource,
+    adapters: Sequence[LoraAdapter],
+    progress: ProgressCallback,
+) -> CpuModelRunner:
     model = make_model(config, spec, weights, progress, adapters)
     report = _test(config, model, progress)
     numerics = _numerics_digest(model, report, adapters)
-    runner = CpuModelRunner(config, model, make_cache(config, model), source, numerics, adapters)
-    progress("ready", 1.0)
-    return runner
+    return CpuModelRunner(config, model, make_cache(config, model), source, numerics, adapters)
 
 
 def _load_adapters(config: RunnerConfig, source: ModelSource, spec: ModelSpec, dtype: torch.dtype) -> list[LoraAdapter]:
@@ -198,10 +220,12 @@ def make_cache(config: RunnerConfig, model: ForwardModel) -> KVCache:
     return KVCache(model.spec.num_layers, num_blocks, shape, model.dtype)
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """`auto` is bfloat16 where the processor multiplies it, else float32."""
+def resolve_dtype(name: str, device: Literal["cpu", "cuda"] = "cpu") -> torch.dtype:
+    """`auto` is bfloat16 where the device multiplies it; else float32, on a GPU float16."""
     if name != "auto":
         return _DTYPES[name]
+    if device == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 

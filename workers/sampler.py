@@ -17,6 +17,8 @@ from workers.step import SampledToken, SampleInput
 
 Row = NDArray[np.float32]
 
+_STRETCH = 512
+
 
 class Sampler:
     """`eos_token_ids` end a sequence, and may not be drawn before `min_tokens`."""
@@ -76,13 +78,27 @@ def _draw_from(row: Row, params: SamplingParams, noise: float) -> int:
     with np.errstate(over="ignore", under="ignore"):
         shares = np.exp((row - row.max()) / np.float32(params.temperature))
     tokens = _candidates(shares, params)
-    kept = shares if tokens is None else shares[tokens]
-    cumulated = np.cumsum(kept, dtype=np.float64)
-    # Rounding may push the last sum below noise · total; the last token that has a share then takes the rest.
-    index = int(np.searchsorted(cumulated, noise * cumulated[-1], side="right"))
-    if index >= len(kept) or kept[index] == 0:
-        index = int(np.flatnonzero(kept)[-1])
-    return index if tokens is None else int(tokens[index])
+    if tokens is None:
+        return _invert(shares, noise)
+    return int(tokens[_invert(shares[tokens], noise)])
+
+
+def _invert(shares: Row, noise: float) -> int:
+    """The index at which the cumulated shares pass noise · total. Stretches are summed first, few cumulated."""
+    stretch_sums = np.add.reduceat(shares, np.arange(0, len(shares), _STRETCH), dtype=np.float64)
+    before = np.cumsum(stretch_sums)
+    wanted = noise * before[-1]
+    stretch = int(np.searchsorted(before, wanted, side="right"))
+    if stretch < len(before):
+        start = stretch * _STRETCH
+        inside = np.cumsum(shares[start : start + _STRETCH], dtype=np.float64)
+        wanted -= before[stretch - 1] if stretch else 0.0
+        index = start + int(np.searchsorted(inside, wanted, side="right"))
+        if index < min(start + _STRETCH, len(shares)) and shares[index] > 0:
+            return index
+    # Rounding pushed the sum past the end: the last token with a share takes the rest.
+    last = min((stretch + 1) * _STRETCH, len(shares))
+    return int(np.flatnonzero(shares[:last])[-1])
 
 
 def _candidates(shares: Row, params: SamplingParams) -> NDArray[np.int64] | None:

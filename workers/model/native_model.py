@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from ctypes import POINTER, c_int64, pointer
 from functools import partial
 
@@ -42,6 +43,7 @@ class NativeModel:
         self._pool = self._library.ww_open(self.threads)
         if not self._pool:
             raise NativeUnavailableError(f"the system refuses the {isa.name} registers")
+        weakref.finalize(self, self._library.ww_close, self._pool)  # ends the threads before the memory goes
         self._kept: list[object] = []  # what the structures point to
         self._model = self._make_model(weights, max_model_len)
         self._step = StepStruct(model=pointer(self._model))
@@ -51,12 +53,6 @@ class NativeModel:
         self._local = threading.local()
         self._lock = threading.Lock()
         self.phase_ns = (c_int64 * len(PHASE_NAMES))()
-
-    def close(self) -> None:
-        """Ends the threads."""
-        if self._pool:
-            self._library.ww_close(self._pool)
-            self._pool = None
 
     def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
         if block_size % GROUP_TOKENS:

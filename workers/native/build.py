@@ -5,6 +5,7 @@ The compiler is the clang inside PyPI's `ziglang`: a fresh machine has none of i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
@@ -13,6 +14,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,9 @@ from workers.model_source import cache_folder
 SOURCES = Path(__file__).parent
 COMPILE_TIMEOUT_S = 300
 _FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-std=gnu11")
+
+
+_compiling = threading.Lock()
 
 
 class NativeUnavailableError(RuntimeError):
@@ -64,10 +69,22 @@ def build_library(isa: Isa) -> Path:
         raise NativeUnavailableError(f"kernels are built on Linux only, this is {platform.system()}")
     folder = cache_folder() / "kernels"
     target = folder / f"step-{isa.name}-{_digest(isa)}.so"
-    if not target.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        _compile(isa, target)
+    with _compiling:
+        if not target.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            _compile(isa, target)
     return target
+
+
+def build_ahead() -> None:
+    """Starts compiling for this processor while the caller does something else; who needs the result waits for it."""
+
+    def build() -> None:
+        # Without a compiler the later call says so.
+        with contextlib.suppress(NativeUnavailableError):
+            build_library(supported_isas()[0])
+
+    threading.Thread(target=build, name="compile-kernels", daemon=True).start()
 
 
 def load_library(isa: Isa) -> ctypes.CDLL:

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define MAX_PHASES 4096
+#define CLOSED 0x7fffffffu  // more tasks than any phase has
 #define SPINS_BEFORE_YIELD 1500
 #define SPINS_BEFORE_SLEEP 3000
 
@@ -108,6 +109,11 @@ static void pool_run(Pool *pool, void *step, int num_phases) {
     }
     pool_wake(pool, generation);
     pool->function(pool, generation, 0);
+    // A late thread reads the number of tasks from the batch, and the next batch may have more: leave it none to claim.
+    for (int i = 0; i < num_phases; i++) {
+        atomic_store_explicit(&pool->phases[i].claimed, ((uint64_t)generation << 32) | CLOSED, memory_order_release);
+        atomic_store_explicit(&pool->phases[i].done, ((uint64_t)generation << 32) | CLOSED, memory_order_release);
+    }
 }
 
 // The next task of the phase, or -1 when there is none left.
