@@ -16,10 +16,12 @@ class ForwardModel(Protocol):
     """A way to compute a step. `kernel` and `kv_layout` name it and how it lays K and V out inside a block."""
 
     spec: ModelSpec
-    kernel: str
     dtype: torch.dtype
     kv_layout: str
     row_tile: RowTile
+
+    @property
+    def kernel(self) -> str: ...
 
     def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
         """Of one block, all KV heads. Raises ValueError for a block size that it cannot lay out."""

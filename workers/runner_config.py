@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from workers.device import DeviceName
+
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 KernelName = Literal["auto", "native", "torch"]
 LayoutName = Literal["packed", "padded"]
@@ -17,21 +19,25 @@ class RunnerConfig:
     """What decides a runner's tensors. Exactly one of `num_blocks` and `kv_cache_bytes` sizes the KV pool."""
 
     model: str | None = None  # folder, .gguf file or hub id; None = the small model that comes with the installation
+    device: DeviceName = "auto"  # auto = CUDA where it can be used
     dtype: DtypeName = "auto"  # auto = bfloat16 where the processor multiplies it, else float32
     block_size: int = 16  # tokens per KV block
     num_blocks: int | None = None
     kv_cache_bytes: int | None = 1 << 30
+    gpu_memory_fraction: float = 0.9  # on a GPU, where num_blocks is None: of what the largest step leaves free
     max_model_len: int | None = None  # None = the model's own context length
     max_num_batched_tokens: int = 2048  # most tokens that one step may carry: sizes the buffers and the self-test
     max_num_seqs: int = 256  # most rows that one step may carry
     adapters: tuple[tuple[str, str], ...] = ()  # (name, folder) of LoRA adapters
     threads: int | None = None  # None = what torch would use
     kernel: KernelName = "auto"
+    batch_invariant: bool = True  # False lets a GPU use its fastest products: rows may then feel one another
     layout: LayoutName = "packed"
     row_padding: bool = True  # False switches off what makes small batches bit-exact: only tests want that
     self_test: bool = True
 
     def __post_init__(self) -> None:
+        _check_choice("device", self.device, get_args(DeviceName))
         _check_choice("dtype", self.dtype, get_args(DtypeName))
         _check_choice("kernel", self.kernel, get_args(KernelName))
         _check_choice("layout", self.layout, get_args(LayoutName))
@@ -42,6 +48,8 @@ class RunnerConfig:
             raise ValueError("num_blocks and kv_cache_bytes are both None, one must size the KV pool")
         _check_range("num_blocks", self.num_blocks, 1, 1 << 30)
         _check_range("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 50)
+        if not 0.0 < self.gpu_memory_fraction < 1.0:
+            raise ValueError(f"gpu_memory_fraction is {self.gpu_memory_fraction}, must lie between 0 and 1")
         _check_range("max_model_len", self.max_model_len, 1, 1 << 24)
         _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         _check_range("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
