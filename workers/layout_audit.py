@@ -2,7 +2,7 @@
 
 Company is tried twice, with other tokens of the same lengths. An answer that changes with the neighbours' content sees
 their keys: a mask or a block table is wrong. One that differs from the lonely answer but not between the companies is
-placed by them: positions are wrong, or, when only unequal lengths do it, padding is seen.
+placed by them: positions are wrong, or, in a padded batch, padding is seen.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from cluster.api.evidence import LayoutEvidence
 from cluster.api.ids import RequestId
 from cluster.api.sampling import SamplingParams
 from workers.block import BlockWriter
+from workers.config import Layout
 from workers.engine import LLMEngine
 from workers.step import ModelRunner, SampledToken, SampleInput, StepInput, StepRow
 
@@ -29,11 +31,16 @@ def audit_layout(engine: LLMEngine) -> LayoutEvidence:
     scenes = _Scenes(engine.runner, size)
     if scenes.num_tokens > engine.config.max_num_batched_tokens:
         return LayoutEvidence(0, (), (), f"a step of {engine.config.max_num_batched_tokens} tokens is too small")
-    if not engine.pool.can_allocate(scenes.num_blocks):
+    # The first and the last block are where padding goes by mistake: watched, so not to be written by the scenes.
+    watched = (0, engine.runner.num_blocks - 1)
+    wanted = scenes.num_blocks + len(watched)
+    if not engine.pool.can_allocate(wanted):
         return LayoutEvidence(0, (), (), "no blocks are free")
-    block_ids = [engine.pool.allocate(_NOBODY).block_id for _ in range(scenes.num_blocks)]
+    block_ids = [engine.pool.allocate(_NOBODY).block_id for _ in range(wanted)]
     try:
-        return scenes.compare(block_ids)
+        rows = [block for block in block_ids if block not in watched]
+        owned = [block for block in watched if block in block_ids]
+        return scenes.compare(rows, watched, owned, is_padded=engine.config.layout is Layout.PADDED)
     finally:
         engine.pool.release(reversed(block_ids), _NOBODY)
 
@@ -55,44 +62,56 @@ _Answer = list[list[SampledToken]]
 _Scene = Callable[[_Part, Sequence[_Part]], _Answer]
 
 
+class _Effect(Enum):
+    """What company does to a row."""
+
+    NONE = "none"
+    CONTENT = "the content of a neighbour changes the row"
+    PLACE = "company changes the row, whatever it says"
+
+
 class _Scenes:
     def __init__(self, runner: ModelRunner, block_size: int) -> None:
         self._runner = runner
         self._size = block_size
         self._subject = block_size + block_size // 2 + 3
-        self._unequal = (5, block_size // 2 + 1)
+        self._unequal = (5, self._subject + 6)  # one shorter, one longer: padded, the subject is not the longest row
         self._num_comparisons = 0
 
     @property
     def num_tokens(self) -> int:
-        return 3 * self._subject
+        return 3 * max(self._unequal)
 
     @property
     def num_blocks(self) -> int:
-        return 3 * self._blocks_of(self._subject + 1)
+        return 3 * self._blocks_of(max(self._unequal) + 1)
 
-    def compare(self, block_ids: Sequence[int]) -> LayoutEvidence:
-        positions: list[str] = []
-        masks: list[str] = []
-        for name, scene in (("prefill", self._prefill), ("prefill after a hit", self._tail), ("decode", self._decode)):
-            fault = self._judge(scene, block_ids)
-            if fault == "positions":
-                positions.append(name)
-            elif fault is not None:
-                masks.append(f"{name}: {fault}")
-        outside = self._writes_outside(block_ids)
-        return LayoutEvidence(self._num_comparisons, tuple(positions), (*masks, *outside))
+    def compare(
+        self, block_ids: Sequence[int], watched: Sequence[int], owned: Sequence[int], *, is_padded: bool
+    ) -> LayoutEvidence:
+        """`watched` are blocks that no row has; those of them in `owned` may be overwritten."""
+        self._runner.fill_blocks(owned, _STALE)
+        before = self._runner.checksum_blocks(watched)
+        scenes = {"prefill": self._prefill, "prefill after a hit": self._tail, "decode": self._decode}
+        effects = {name: self._effect(scene, block_ids) for name, scene in scenes.items()}
+        writes_outside = before != self._runner.checksum_blocks(watched)
+        # Padded, each row has a line of its own: what moves a row that starts at 0 there can only be its padding.
+        is_padding = is_padded and (writes_outside or effects["prefill"] is _Effect.PLACE)
+        masks = [f"{name}: {effect.value}" for name, effect in effects.items() if effect is _Effect.CONTENT]
+        placed = [name for name, effect in effects.items() if effect is _Effect.PLACE]
+        if is_padding:
+            masks += [f"{name}: padding changes the row" for name in placed]
+        if writes_outside:
+            masks.append("padding is written to a block of another")
+        return LayoutEvidence(self._num_comparisons, () if is_padding else tuple(placed), tuple(masks))
 
-    def _judge(self, scene: _Scene, block_ids: Sequence[int]) -> str | None:
+    def _effect(self, scene: _Scene, block_ids: Sequence[int]) -> _Effect:
         alone = self._play(scene, block_ids, (), content=0)
         first, second = (self._play(scene, block_ids, self._unequal, content) for content in (1, 2))
         self._num_comparisons += 2
         if first != second:
-            return "the content of a neighbour changes the row"
-        if first == alone:
-            return None
-        equal = self._play(scene, block_ids, (self._subject, self._subject), content=1)
-        return "padding changes the row" if equal == alone else "positions"
+            return _Effect.CONTENT
+        return _Effect.NONE if first == alone else _Effect.PLACE
 
     def _play(self, scene: _Scene, block_ids: Sequence[int], lengths: Sequence[int], content: int) -> _Answer:
         """The subject's tokens are always the same, its neighbours' depend on `content`."""
@@ -132,14 +151,6 @@ class _Scenes:
         rows.insert(min(1, len(rows)), subject.row(0, start, end))
         sampled = self._runner.execute(StepInput(0, rows)).sampled
         return [sampled[min(1, len(rows) - 1)]]
-
-    def _writes_outside(self, block_ids: Sequence[int]) -> tuple[str, ...]:
-        """Slots that padding is sent to by mistake: those of the first and of the last block."""
-        outside = [block for block in (0, self._runner.num_blocks - 1) if block not in block_ids]
-        before = self._runner.checksum_blocks(outside)
-        self._play(self._prefill, block_ids, self._unequal, content=1)
-        after = self._runner.checksum_blocks(outside)
-        return ("padding is written to another's block",) if before != after else ()
 
     def _tokens(self, count: int, seed: int) -> tuple[int, ...]:
         draw = random.Random(seed)

@@ -62,7 +62,7 @@ def _mask(workers: list[Worker]) -> CheckLine:
 
 
 def _reference_counts(workers: list[Worker]) -> CheckLine:
-    faults = []
+    faults = _none_seen(workers)
     for worker in workers:
         books = worker["books"]
         if books["broken_law"]:
@@ -81,7 +81,7 @@ def _reference_counts(workers: list[Worker]) -> CheckLine:
 
 
 def _eviction_pressure(workers: list[Worker]) -> CheckLine:
-    faults, shown = [], []
+    faults, shown = _none_seen(workers), []
     for worker in workers:
         settings, counters = worker["books"]["settings"], worker["books"]["counters"]
         num_tokens = worker["books"]["num_blocks"] * int(settings["block_size"])
@@ -99,7 +99,7 @@ def _eviction_pressure(workers: list[Worker]) -> CheckLine:
 
 def _restart(workers: list[Worker]) -> CheckLine:
     """What a restarted worker leaves behind: stale entries in the index, and whether another can go on for it."""
-    faults = []
+    faults = _none_seen(workers)
     for worker in workers:
         index = worker["index"]
         if index["num_believed"] is None:
@@ -118,8 +118,12 @@ def _restart(workers: list[Worker]) -> CheckLine:
     return line("restart", faults, f"the index agrees with {held} held blocks{alone}")
 
 
+def _none_seen(workers: list[Worker]) -> list[str]:
+    return [] if workers else ["no worker could be looked at"]
+
+
 def _not_done(workers: list[Worker]) -> list[str]:
-    return [
+    return _none_seen(workers) + [
         f"{worker['worker']}: not compared, {worker['layout']['not_done']}"
         for worker in workers
         if worker["layout"]["not_done"]

@@ -87,7 +87,8 @@ async def key_completeness(server: LiveServer, evidence: Evidence) -> CheckLine:
     models = await server.get("/v1/models")
     if models.status != 200:
         return line("key completeness", [*faults, f"/v1/models answered {models.status}"], "")
-    asker = _Asker(server, models.body["data"][0]["id"])
+    model = models.body["data"][0]["id"]
+    asker = _Asker(server, model)
     own = {"user": _fresh_name(), "cache_salt": _fresh_name(), "session_id": _fresh_name()}
     await asker.cached_tokens(own)
     hit = 0
@@ -98,7 +99,8 @@ async def key_completeness(server: LiveServer, evidence: Evidence) -> CheckLine:
             break
     if not hit:
         faults.append("a repeated prompt of one user was not served from its cache: nothing else could be seen")
-    floor = await asker.cached_tokens({"user": _fresh_name()})  # what everyone hits: a public template, say
+    # Of a prompt that nobody has sent yet, only a template's head can be cached.
+    floor = await _Asker(server, model).cached_tokens({"user": _fresh_name()})
     for name in own:
         seen = await asker.cached_tokens(own | {name: _fresh_name()})
         if seen > floor:

@@ -33,6 +33,7 @@ from cluster.serving.generate_input import CallerFields, ChatInput, GenerateInpu
 
 MAX_TOKENS = 16  # enough for any marker, which an obedient model says first
 TIMEOUT_S = 60.0
+NUM_REQUESTS = 3  # one that goes ahead, and a pair behind it
 _MAX_MARKERS = 512
 _WORDING = WORDINGS["system-last"]
 _PRINCIPAL = Principal(TenantId(SENTINEL_TENANT), frozenset({Role.DELEGATE}), "sentinel", ())
@@ -81,11 +82,12 @@ class MarkerProbe:
         self._random = random.Random(secrets.randbits(64))
         self._registry = MarkerRegistry(self._random)
 
-    async def run(self, worker: WorkerInfo, num_requests: int = 2) -> ProbeReport:
+    async def run(self, worker: WorkerInfo, num_requests: int = NUM_REQUESTS) -> ProbeReport:
         """Never raises for what goes wrong on the worker or on the way there."""
         marked = self._make(num_requests)
         core = ServingCore([self._model], Dispatcher(PinnedRouter(worker), self._pool))
         try:
+            # The first goes ahead: while the worker is in its prefill the others arrive, and enter one step together.
             together = await asyncio.gather(*(self._ask(core, one, salt=None) for one in marked))
             alone = [await self._ask(core, one, salt=secrets.token_hex(8)) for one in marked]
             is_shared = await self._shared_a_step(worker, together)

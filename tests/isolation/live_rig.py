@@ -199,6 +199,7 @@ async def served(
     app = build_http_app(both.core, authenticator, both.metrics, HttpConfig(), extra_routes=routes)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen()
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     server.install_signal_handlers = lambda: None  # type: ignore[method-assign]  # the process is pytest's
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -157,7 +157,7 @@ async def test_a_probe_that_could_not_have_leaked_is_void_and_one_without_answer
     async with live(tiny) as both:
         control = ScriptedControl(shares=False)
         assert (await run_scripted(tiny, both, ScriptedStreams(tiny), control))[0] is Result.VOID
-        assert sum(isinstance(call, PurgeUser) for call in control.calls) == 2
+        assert sum(isinstance(call, PurgeUser) for call in control.calls) == 3
         broken = ScriptedStreams(tiny, error=InternalError("the engine failed"))
         assert await run_scripted(tiny, both, broken, ScriptedControl()) == (Result.FAILED, "the engine failed")
 
