@@ -79,6 +79,14 @@ static void product_task(const Step *s, const Packed *w, int task, int width, co
         }
 }
 
+// Rows per task of the small operations. Neighbours in a prompt write to the same cache lines of K, so one thread takes
+// them together; rows of a decode batch lie apart.
+static int rows_per_task(int rows) { return rows >= 64 ? 16 : 1; }
+static int row_tasks(int rows) { return (rows + rows_per_task(rows) - 1) / rows_per_task(rows); }
+
+#define FOR_ROWS_OF_TASK(rows, body)                                                                    \
+    for (int row = task * rows_per_task(rows), end_ = row + rows_per_task(rows); row < end_ && row < (rows); row++) body
+
 static int tasks_of(const Packed *w, int width) { return (w->n_blocks + width - 1) / width; }
 
 static void run_layer(Walker *walk, int index) {
@@ -86,10 +94,11 @@ static void run_layer(Walker *walk, int index) {
     const Buffers *f = &s->buffers;
     const Layer *l = s->model->layers + index, *before = index ? l - 1 : 0;
     int tokens = s->batch->num_tokens;
-    RUN_PHASE(walk, NORM, tokens, norm_row(s, task, before ? before->after_mlp_norm : 0, l->input_norm));
+    RUN_PHASE(walk, NORM, row_tasks(tokens),
+              FOR_ROWS_OF_TASK(tokens, norm_row(s, row, before ? before->after_mlp_norm : 0, l->input_norm)));
     RUN_PHASE(walk, QKV, tasks_of(&l->qkv, 2),
               product_task(s, &l->qkv, task, 2, f->normed, f->normed_stride, tokens, (Target){STORE, f->qkv, 0, f->qkv_stride}));
-    RUN_PHASE(walk, ROTATE, tokens, rotate_and_store(s, index, task));
+    RUN_PHASE(walk, ROTATE, row_tasks(tokens), FOR_ROWS_OF_TASK(tokens, rotate_and_store(s, index, row)));
     attention_configure();
     RUN_PHASE(walk, ATTEND, f->num_groups * s->model->num_kv_heads, attend(s, index, task));
     amx_configure();
@@ -97,7 +106,8 @@ static void run_layer(Walker *walk, int index) {
     Target added = sandwich ? (Target){STORE, f->qkv, 0, f->qkv_stride} : (Target){ADD, f->hidden, 0, f->hidden_stride};
     RUN_PHASE(walk, OUT, tasks_of(&l->out, 2),
               product_task(s, &l->out, task, 2, f->attended, f->query_stride, tokens, added));
-    RUN_PHASE(walk, NORM, tokens, norm_row(s, task, l->after_attention_norm, l->mlp_norm));
+    RUN_PHASE(walk, NORM, row_tasks(tokens),
+              FOR_ROWS_OF_TASK(tokens, norm_row(s, row, l->after_attention_norm, l->mlp_norm)));
     RUN_PHASE(walk, GATE_UP, tasks_of(&l->gate_up, 4),
               product_task(s, &l->gate_up, task, 4, f->normed, f->normed_stride, tokens, (Target){GATED, 0, f->act, f->act_stride}));
     RUN_PHASE(walk, DOWN, tasks_of(&l->down, 2),
@@ -120,7 +130,7 @@ static void run_step(Pool *pool, uint32_t generation, int thread) {
     const Model *m = s->model;
     unsigned control = flush_tiny_numbers();
     amx_configure();
-    RUN_PHASE(&walk, EMBED, b->num_tokens, embed(s, task));
+    RUN_PHASE(&walk, EMBED, row_tasks(b->num_tokens), FOR_ROWS_OF_TASK(b->num_tokens, embed(s, row)));
     for (int i = 0; i < m->num_layers; i++) run_layer(&walk, i);
     RUN_PHASE(&walk, FINAL_NORM, b->num_samples, final_norm_row(s, task));
     if (b->num_samples)
