@@ -11,13 +11,14 @@ from router.policy import Candidate, Matches, Placement, pick_lowest
 
 @dataclass(frozen=True)
 class WatchwordPolicy:
-    """cost = wait + own + congestion × own × (wait + own) + slot wait + decode_weight × decode step × running requests,
+    """cost = (wait + own) × (1 + congestion × own) + decode_weight × decode step × running requests,
 
-    where `wait` is the prefill in front of the request and `own` the prefill of its uncached tokens, both in seconds at
-    the worker's measured rate. The third term is what the request costs others: while the worker is busy with it and
-    what is in front, more requests come, and each waits `own` longer. It makes computing a prefix a second time dearer
-    than waiting for its holder, the more so the longer both take. Ties go to the worker with fewest requests, then at
-    random.
+    where `wait` is the prefill in front of the request plus the wait for a slot, and `own` the prefill of its uncached
+    tokens, all in seconds at the worker's measured rate. The factor is what the request costs others: while the worker
+    is busy with it and what is in front, more requests come, and each waits `own` longer. It makes computing a prefix a
+    second time dearer than waiting for its holder, the more so the longer both take, and the more so when even the
+    least loaded worker has a queue: congestion = congestion_per_s × (1 + shortest wait in seconds). Ties go to the
+    worker with fewest requests, then at random.
 
     No special cases are needed: a prefix nobody holds goes to the least loaded worker in tokens; a hot prefix spreads
     once waiting for its holder costs more than computing it elsewhere; a cold worker wins as soon as it is idle enough.
@@ -43,15 +44,14 @@ class WatchwordPolicy:
         return pick_lowest([candidate.num_running for candidate in tied], tied, random)
 
     def _costs(self, placement: Placement, candidates: Sequence[Candidate], matches: Matches) -> list[float]:
-        prompt, block_size = placement.num_prompt_tokens, placement.block_size_tokens
-        congestion, decode_weight = self.congestion_per_s, self.decode_weight
+        prompt, block_size, decode_weight = placement.num_prompt_tokens, placement.block_size_tokens, self.decode_weight
+        waits = [c.pending_prefill_tokens / c.prefill_tokens_per_s + c.slot_wait_s for c in candidates]
+        congestion = self.congestion_per_s * (1.0 + min(waits))
         matched_blocks = matches.get
         costs = []
-        for c in candidates:
-            rate = c.prefill_tokens_per_s
+        for c, wait_s in zip(candidates, waits, strict=True):
             uncached = prompt - matched_blocks(c.worker_id, 0) * block_size
-            own_s = (uncached if uncached > 1 else 1) / rate
-            until_s = c.pending_prefill_tokens / rate + own_s
-            cost = until_s * (1.0 + congestion * own_s) + c.slot_wait_s
+            own_s = (uncached if uncached > 1 else 1) / c.prefill_tokens_per_s
+            cost = (wait_s + own_s) * (1.0 + congestion * own_s)
             costs.append(cost + decode_weight * c.decode_step_s * c.num_running)
         return costs
