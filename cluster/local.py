@@ -155,6 +155,7 @@ def _start_ray(config: ClusterConfig) -> None:
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     ray.init(
+        address="local",  # never another cluster that happens to run on this machine
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
