@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.assembly import GatewayParts, build_gateway_parts
 from cluster.config import ClusterConfig
+from cluster.http.bounded_head import BoundedHeadProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class Gateway:
         self._http = _EmbeddedServer(
             uvicorn.Config(
                 self._parts.http_app,
+                http=BoundedHeadProtocol,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 timeout_keep_alive=75,
