@@ -37,7 +37,10 @@ def load(folder: Path, name: str, kernel: str, dtype: str, layout: str = "packed
     return make_runner(folder / name, kernel=kernel, dtype=dtype, layout=layout, self_test=True)
 
 
-@pytest.fixture(params=[(*kernel, name) for kernel in KERNELS for name in NAMES], ids="-".join)
+CASES = [*((*kernel, name) for kernel in KERNELS for name in NAMES), ("torch", "float16", "llama")]
+
+
+@pytest.fixture(params=CASES, ids="-".join)
 def runner(request: pytest.FixtureRequest, tmp_path: Path) -> CpuModelRunner:
     kernel, dtype, name = request.param
     return load(tmp_path, name, kernel, dtype)
