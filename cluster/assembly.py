@@ -70,7 +70,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayPa
     """Waits for the first worker: its weights, dtype and KV layout are part of every block key."""
     secret = load_or_create_secret(config.secret_path)
     token = channel_token(secret)
-    create_router(app_name, router_config(config), config.redis_url_file, config.index_namespace)
+    create_router(app_name, router_config(config), config.routing_policy, config.redis_url_file, config.index_namespace)
     router = RemoteRouter(app_name)
     router.start()
     worker = await router.first_worker()

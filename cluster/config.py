@@ -19,8 +19,17 @@ from cluster.api.errors import InvalidRequestError
 
 ENV_PREFIX = "WATCHWORD_"
 FIRST_AUTO_SEQS = 4  # where max_num_seqs 'auto' begins
-# Read by other parts, not by this model: the gate of the planted faults, the tests' data folder, the weights' cache.
-_FOREIGN_ENV = frozenset({"WATCHWORD_ALLOW_PLANTED_FAULTS", "WATCHWORD_SHARED", "WATCHWORD_CONFIG", "WATCHWORD_CACHE"})
+# Read by other parts, not by this model: the gate of the planted faults, the tests' data folder, the weights' cache,
+# the key of the commands that ask a server.
+_FOREIGN_ENV = frozenset(
+    {
+        "WATCHWORD_ALLOW_PLANTED_FAULTS",
+        "WATCHWORD_SHARED",
+        "WATCHWORD_CONFIG",
+        "WATCHWORD_CACHE",
+        "WATCHWORD_API_KEY",
+    }
+)
 
 
 def default_state_dir() -> Path:
@@ -63,7 +72,13 @@ class ClusterConfig(BaseModel):
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of one worker; 0: the cores divided by workers")
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
     kv_blocks: int = Field(0, ge=0, description="KV blocks of one worker; 0: from kv_memory_gib")
-    kv_memory_gib: float = Field(1.0, gt=0, description="memory of one worker's KV pool")
+    kv_memory_gib: float = Field(
+        1.0, gt=0, description="memory of one worker's KV pool; on a GPU, unless given: gpu_memory_fraction"
+    )
+    gpu_memory_fraction: float = Field(
+        0.9, gt=0, lt=1, description="share of what weights and the largest step leave free on a GPU, for KV blocks"
+    )
+    batch_invariant: bool = Field(True, description="False: a GPU's fastest products; rows may then feel one another")
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
         8, description="sequences in a step; 'auto': from 4 up to max_num_seqs_limit, as far as marker pairs stay clean"
     )
@@ -93,6 +108,7 @@ class ClusterConfig(BaseModel):
     # Which worker
     redis_url_file: Path | None = Field(None, description="file with the Redis URL, password included")
     redis_url: str | None = Field(None, description="Redis URL; default: an embedded server of our own")
+    routing_policy: Literal["watchword", "round_robin", "power_of_two", "least_tokens", "random"] = "watchword"
     max_queue: int = Field(256, ge=0, description="requests that may wait for a worker; beyond it 503")
     tenant_requests_per_min: float = Field(0.0, ge=0, description="0: no limit")
     tenant_tokens_per_min: float = Field(0.0, ge=0, description="0: no limit")
@@ -162,6 +178,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequestError(f"config file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"config file {path} is not UTF-8 text") from None
     except yaml.YAMLError as error:
         raise InvalidRequestError(f"config file {path} is not valid YAML: {error}") from None
     if loaded is None:
@@ -179,9 +197,20 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         field = name[len(ENV_PREFIX) :].lower()
         if field not in ClusterConfig.model_fields:
             raise InvalidRequestError(f"environment variable {name} names no setting")
-        # Lists and maps are written as YAML: WATCHWORD_TRUSTED_PROXIES='[10.0.0.1, 10.0.0.2]'
-        found[field] = yaml.safe_load(value) if value[:1] in "[{" else value
+        if not value:
+            continue  # set to nothing: not given
+        found[field] = parse_value(value, f"environment variable {name}")
     return found
+
+
+def parse_value(text: str, where: str) -> Any:
+    """Lists and maps are written as YAML, '[10.0.0.1, 10.0.0.2]'; all else stays text, which the field converts."""
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InvalidRequestError(f"{where} is neither a list nor a map: {text!r}") from None
 
 
 def _explain(item: Any) -> str:

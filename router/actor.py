@@ -17,6 +17,7 @@ from cluster.api.routing import RouteDecision, RouteQuery
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
 from router.circuit import FailureKind
 from router.config import RouterConfig
+from router.policies.catalog import make_policy
 from router.router import Router
 from router.stats import RouterStats
 
@@ -32,9 +33,10 @@ def router_name(app_name: str) -> str:
 class RouterActor:
     """Thin shell: every decision is the plain Router's. Async, so that waiting requests cost no thread."""
 
-    def __init__(self, config: RouterConfig, redis_url_file: Path | None, index_namespace: str) -> None:
+    def __init__(self, config: RouterConfig, policy: str, redis_url_file: Path | None, index_namespace: str) -> None:
         self._index = InMemoryPrefixIndex()
-        self._router = Router(self._index, config)
+        # Ours is made by the Router itself, with the weights of `config`.
+        self._router = Router(self._index, config, policy=None if policy == "watchword" else make_policy(policy))
         self._snapshot_wanted: set[WorkerId] = set()
         self._follower: IndexFollower | None = None
         if redis_url_file is not None:
@@ -92,7 +94,9 @@ class RouterActor:
             self._task = asyncio.create_task(self._follower.run())
 
 
-def create_router(app_name: str, config: RouterConfig, redis_url_file: Path | None, index_namespace: str) -> Any:
+def create_router(
+    app_name: str, config: RouterConfig, policy: str, redis_url_file: Path | None, index_namespace: str
+) -> Any:
     """The actor's handle; whoever comes first makes it. It outlives its maker and is restarted when it dies."""
     actor_class = ray.remote(RouterActor)
     return actor_class.options(
@@ -104,4 +108,4 @@ def create_router(app_name: str, config: RouterConfig, redis_url_file: Path | No
         max_task_retries=0,
         max_concurrency=10_000,
         num_cpus=0,
-    ).remote(config, redis_url_file, index_namespace)
+    ).remote(config, policy, redis_url_file, index_namespace)

@@ -79,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _node_ip_address="127.0.0.1")
     try:
-        router = create_router("measure", RouterConfig(), None, "measure")
+        router = create_router("measure", RouterConfig(), "watchword", None, "measure")
         durations = asyncio.run(measure(router, args.workers, args.blocks, args.decisions, args.in_flight))
     finally:
         ray.shutdown()
