@@ -40,3 +40,8 @@ def main() -> None:
     except WatchwordError as error:
         print(f"watchword: {error.message}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise  # not about a file that a person named
+        print(f"watchword: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cluster.api.errors import InvalidRequestError
 from cluster.api.principal import Role
@@ -41,7 +42,7 @@ def create(
     if as_json:
         typer.echo(json.dumps({"key": key, **_public(record)}))
         return
-    console.print(f"key of tenant [bold]{tenant}[/bold] ({_rights(record)}):", highlight=False)
+    console.print(f"key of tenant {tenant} ({_rights(record)}):", highlight=False, markup=False)
     typer.echo(key)
 
 
@@ -58,7 +59,7 @@ def list_(
         return
     table = Table("id", "tenant", "rights")
     for record in records:
-        table.add_row(record.id, record.tenant, _rights(record))
+        table.add_row(record.id, Text(record.tenant), Text(_rights(record)))  # names are text, not markup
     Console().print(table)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.config import ClusterConfig, load_config
+from cluster.config import ClusterConfig, load_config, parse_value
 
 console = Console(stderr=True)
 
@@ -93,7 +93,7 @@ def _parse_settings(pairs: list[str], option: str, spell: Callable[[str], str]) 
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
-        settings[spell(name)] = value
+        settings[spell(name)] = parse_value(value, f"{option} {name}")
     return settings
 
 

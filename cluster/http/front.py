@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.api.errors import RequestAbortedError, WatchwordError
+from cluster.api.errors import AuthenticationError, RequestAbortedError, WatchwordError
 from cluster.api.ids import new_request_id
 from cluster.auth.authenticator import Authenticator
 from cluster.http.error_reply import error_response, hide
@@ -51,8 +51,7 @@ class Front:
     async def _serve(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         try:
             if scope["path"] not in OPEN_PATHS:
-                credential = Headers(scope=scope).get("authorization")
-                principal = self._authenticator.authenticate(credential)
+                principal = self._authenticator.authenticate(_credential(scope))
                 scope["state"]["principal"] = principal
                 exchange.key_id = principal.key_id
             await self._app(scope, receive, exchange.send)
@@ -84,6 +83,14 @@ class Front:
                 exchange.key_id,
                 exchange.request_id,
             )
+
+
+def _credential(scope: Scope) -> str | None:
+    """Of two, a proxy may have checked the other one."""
+    values = Headers(scope=scope).getlist("authorization")
+    if len(values) > 1:
+        raise AuthenticationError("the header authorization was sent more than once")
+    return values[0] if values else None
 
 
 class _Exchange:

@@ -188,3 +188,12 @@ async def test_models_tokenize_and_version() -> None:
             assert back.json() == {"prompt": "hé"}
         chat = await client.post("/tokenize", json=chat_body("hi"))
         assert chat.json()["count"] == len("user:hi\n")
+
+
+async def test_two_credentials_are_refused_and_not_chosen_from(keys_path: Path) -> None:
+    first, second = make_key(keys_path), make_key(keys_path, tenant="beta")
+    async with client_of(build_app(FakeBackend(), keys_path=keys_path)) as client:
+        assert (await client.get("/version", headers=[("authorization", f"Bearer {first}")])).status_code == 200
+        both = [("authorization", f"Bearer {key}") for key in (first, second)]
+        refused = await client.get("/version", headers=both)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
