@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
+import ray
 from ray import serve
 
 from cluster.config import FIRST_AUTO_SEQS, ClusterConfig, load_config
@@ -80,7 +81,7 @@ def _worker_deployment(config: ClusterConfig) -> serve.Deployment:
         graceful_shutdown_timeout_s=config.drain_timeout_s + 10,
         ray_actor_options={
             "num_cpus": 1,
-            "num_gpus": 1 if config.device == "cuda" else 0,
+            "num_gpus": 1 if worker_device(config) == "cuda" else 0,
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
         },
     )
@@ -96,6 +97,14 @@ def _gateway_deployment(config: ClusterConfig) -> serve.Deployment:
         graceful_shutdown_timeout_s=config.drain_timeout_s + 10,
         ray_actor_options={"num_cpus": 0.5},
     )
+
+
+def worker_device(config: ClusterConfig) -> Literal["cpu", "cuda"]:
+    """Where workers compute. `auto` is a GPU for each worker, if the Ray cluster has that many."""
+    if config.device != "auto":
+        return config.device
+    num_gpus = ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0
+    return "cuda" if num_gpus >= config.workers else "cpu"
 
 
 def num_threads(config: ClusterConfig) -> int:
@@ -123,10 +132,13 @@ def _engine_config(config: ClusterConfig) -> EngineConfig:
 def _runner_config(config: ClusterConfig) -> RunnerConfig:
     return RunnerConfig(
         model=config.model_spec,
+        device=worker_device(config),
         dtype=config.dtype,
         block_size=config.block_size,
         num_blocks=config.kv_blocks or None,
         kv_cache_bytes=None if config.kv_blocks else int(config.kv_memory_gib * (1 << 30)),
+        gpu_memory_fraction=None if "kv_memory_gib" in config.model_fields_set else config.gpu_memory_fraction,
+        batch_invariant=config.batch_invariant,
         max_model_len=config.max_model_len or None,
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.largest_batch),
         max_num_seqs=config.largest_batch,

@@ -16,7 +16,10 @@ MAX_BLOCK_SIZE = 256
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """What decides a runner's tensors. Exactly one of `num_blocks` and `kv_cache_bytes` sizes the KV pool."""
+    """What decides a runner's tensors.
+
+    `num_blocks` sizes the KV pool; where it is None, `gpu_memory_fraction` does on a GPU, else `kv_cache_bytes`.
+    """
 
     model: str | None = None  # folder, .gguf file or hub id; None = the small model that comes with the installation
     device: DeviceName = "auto"  # auto = CUDA where it can be used
@@ -24,7 +27,7 @@ class RunnerConfig:
     block_size: int = 16  # tokens per KV block
     num_blocks: int | None = None
     kv_cache_bytes: int | None = 1 << 30
-    gpu_memory_fraction: float = 0.9  # on a GPU, where num_blocks is None: of what the largest step leaves free
+    gpu_memory_fraction: float | None = 0.9  # share of what weights and the largest step leave free on a GPU
     max_model_len: int | None = None  # None = the model's own context length
     max_num_batched_tokens: int = 2048  # most tokens that one step may carry: sizes the buffers and the self-test
     max_num_seqs: int = 256  # most rows that one step may carry
@@ -48,7 +51,7 @@ class RunnerConfig:
             raise ValueError("num_blocks and kv_cache_bytes are both None, one must size the KV pool")
         _check_range("num_blocks", self.num_blocks, 1, 1 << 30)
         _check_range("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 50)
-        if not 0.0 < self.gpu_memory_fraction < 1.0:
+        if self.gpu_memory_fraction is not None and not 0.0 < self.gpu_memory_fraction < 1.0:
             raise ValueError(f"gpu_memory_fraction is {self.gpu_memory_fraction}, must lie between 0 and 1")
         _check_range("max_model_len", self.max_model_len, 1, 1 << 24)
         _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)

@@ -65,26 +65,32 @@ def test_model(config: RunnerConfig, model: TritonModel, progress: ProgressCallb
 
 
 def make_device_cache(config: RunnerConfig, model: TritonModel) -> DeviceKVCache:
-    """By number of blocks, else by share of the memory that is left after the largest step."""
+    """Sized so that the largest step still fits: a full pool is answered by admission, never by a failed step."""
     spec = model.spec
     shape = model.kv_block_shape(config.block_size)
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        peak = measure_largest_step(config, model)
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(model.device)
-        block_bytes = spec.num_layers * torch.Size(shape).numel() * model.dtype.itemsize
-        num_blocks = blocks_that_fit(free, peak, config.gpu_memory_fraction, block_bytes)
+    peak = measure_largest_step(config, model)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(model.device)
+    block_bytes = spec.num_layers * torch.Size(shape).numel() * model.dtype.itemsize
+    num_blocks = blocks_that_fit(config, free, peak, block_bytes)
     return DeviceKVCache(spec.num_layers, num_blocks, shape, model.dtype, model.device)
 
 
-def blocks_that_fit(free_bytes: int, step_bytes: int, fraction: float, block_bytes: int) -> int:
-    """Raises ValueError, naming the figures, when not even one block fits."""
-    num_blocks = int((free_bytes - step_bytes) * fraction) // block_bytes
-    if num_blocks < 1:
+def blocks_that_fit(config: RunnerConfig, free_bytes: int, step_bytes: int, block_bytes: int) -> int:
+    """Raises ValueError, naming the figures, when what is asked for does not fit beside the largest step."""
+    left = free_bytes - step_bytes
+    if config.num_blocks is not None:
+        setting, num_blocks = f"num_blocks is {config.num_blocks}", config.num_blocks
+    elif config.gpu_memory_fraction is not None:
+        setting = f"gpu_memory_fraction is {config.gpu_memory_fraction}"
+        num_blocks = max(0, int(left * config.gpu_memory_fraction) // block_bytes)
+    else:
+        assert config.kv_cache_bytes is not None
+        setting, num_blocks = f"kv_cache_bytes is {config.kv_cache_bytes}", config.kv_cache_bytes // block_bytes
+    if num_blocks < 1 or num_blocks * block_bytes > left:
         raise ValueError(
-            f"gpu_memory_fraction is {fraction}: of {free_bytes} free bytes the largest step takes {step_bytes}, "
-            f"one KV block {block_bytes}; a smaller model or fewer max_num_batched_tokens would fit"
+            f"{setting}, but of {free_bytes} free bytes on the device the largest step takes {step_bytes} and one KV "
+            f"block {block_bytes}; a smaller model or fewer max_num_batched_tokens leave more"
         )
     return num_blocks
 
