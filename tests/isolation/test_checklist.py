@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,7 +21,9 @@ from cluster.api.channel import Quarantine
 from cluster.api.errors import InvalidRequestError, UnavailableError
 from cluster.api.ids import BlockKey
 from cluster.api.scope import Scope, ScopeFields
+from cluster.auth.key_store import create_key
 from cluster.checks.checklist import run_checklist
+from cluster.checks.live_server import LiveServer
 from cluster.experiment.faults import layout
 from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.weights import LoadedModel
@@ -223,3 +229,45 @@ def test_every_field_of_a_key_is_asked_for() -> None:
                 return super().child(parent, replace(fields, **changed), token_ids, adapter_digest)
 
         assert name in missing_fields(WithoutIt(b"s" * 32, model))
+
+
+async def test_the_command_prints_lines_and_exits_by_them(deployment: Deployment, tmp_path: Path) -> None:
+    both = await deployment.start()
+    async with served(both, tmp_path) as place:
+        green = await run_command("check", "--url", place.url, "--api-key", place.operator_key, "--json")
+        assert green[0] == 0, green
+        assert {entry["name"] for entry in json.loads(green[1])["lines"]} == GREEN
+        both.router.stale.add(b"old life")
+        status, text = await run_command("check", "--url", place.url, "--api-key", place.operator_key)
+        assert status == 1
+        assert "an earlier life" in " ".join(text.split())
+
+
+async def test_a_request_can_be_traced_by_the_id_of_its_answer(deployment: Deployment, tmp_path: Path) -> None:
+    both = await deployment.start()
+    async with served(both, tmp_path) as place, LiveServer(place.url, place.operator_key) as server:
+        models = await server.get("/v1/models")
+        body = {
+            "model": models.body["data"][0]["id"],
+            "messages": [{"role": "user", "content": "x" * 40}],
+            "max_tokens": 2,
+        }
+        first, second = [(await server.post("/v1/chat/completions", body)).body["id"] for _ in range(2)]
+        status, text = await run_command("trace", second, "--url", place.url, "--api-key", place.operator_key)
+        assert status == 0, text
+        assert "reuse" in text
+        assert first.removeprefix("chatcmpl-") in text
+        for path in (f"/v1/requests/{first}/trace", "/v1/evidence"):
+            user_key = create_key(tmp_path / "keys.json", "acme", roles=frozenset(), user="alice")[1]
+            assert (await server.get_as(user_key, path)).status == 403
+        assert (await server.get("/v1/requests/chatcmpl-nobody/trace")).status == 404
+
+
+async def run_command(*arguments: str) -> tuple[int, str]:
+    """In a process of its own, as a person runs it."""
+    command = (sys.executable, "-c", "from cluster.cli import main; main()", *arguments)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "160"}
+    )
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode()
