@@ -75,7 +75,7 @@ async def test_200_000_blocks_are_known_again_within_3_s(redis_url: str, tmp_pat
 async def rebuild(url_file: Path, contents: dict[WorkerId, tuple[BlockKey, ...]]) -> float:
     """Seconds from the start to the first placement that knows everything."""
     started = time.monotonic()
-    actor = RouterActor(RouterConfig(), url_file, NAMESPACE)  # what Ray does after a crash: the same arguments again
+    actor = RouterActor(RouterConfig(), "watchword", url_file, NAMESPACE)  # what Ray does after a crash: the same arguments again
     hearts = [asyncio.create_task(beat(actor, worker_id)) for worker_id in contents]
     async with asyncio.timeout(60):
         while (await actor.num_indexed_blocks()) < NUM_WORKERS * BLOCKS_PER_WORKER:  # noqa: ASYNC110
