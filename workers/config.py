@@ -33,6 +33,7 @@ class EngineConfig:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512  # token budget of one step
     max_shared_chunk_tokens: int = 128  # cap on one prefill chunk while any other request is alive
+    max_shared_prefill_tokens: int = 128  # the same for all chunks of one step together
     max_queue_len: int = 4096
     batching: Batching = Batching.CONTINUOUS
     layout: Layout = Layout.PACKED
@@ -52,6 +53,7 @@ class EngineConfig:
         _require_at_least("block_size", self.block_size, 1)
         _require_at_least("max_num_seqs", self.max_num_seqs, 1)
         _require_at_least("max_shared_chunk_tokens", self.max_shared_chunk_tokens, 1)
+        _require_at_least("max_shared_prefill_tokens", self.max_shared_prefill_tokens, 1)
         _require_at_least("max_queue_len", self.max_queue_len, 1)
         _require_at_least("event_log_size", self.event_log_size, 1)
         # Below one token per sequence some running sequence could starve in every step.

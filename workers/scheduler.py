@@ -72,8 +72,14 @@ class Scheduler:
     def schedule(self) -> Schedule:
         schedule = Schedule()
         budget = self._schedule_decodes(schedule, self._config.max_num_batched_tokens)
-        budget = self._schedule_prefills(schedule, budget)
-        self._admit(schedule, budget)
+        prefilling = [seq for seq in self.running if seq.num_new_tokens > 1]
+        if len(self.running) + len(self.waiting) > 1:
+            budget = min(budget, self._config.max_shared_prefill_tokens)
+        # Newcomers first: a short prompt then has its first token one step after it came, whatever others still
+        # prefill. Those go on by a block at least, so that a steady stream of newcomers cannot stop them.
+        kept = min(budget, self._config.block_size) if prefilling else 0
+        budget = self._admit(schedule, budget - kept)
+        self._schedule_prefills(prefilling, schedule, budget + kept)
         return schedule
 
     def finish(self, seq: Sequence) -> None:
@@ -110,11 +116,10 @@ class Scheduler:
                 budget -= 1
         return budget
 
-    def _schedule_prefills(self, schedule: Schedule, budget: int) -> int:
-        for seq in self.running:
-            if budget > 0 and seq.num_new_tokens > 1:
+    def _schedule_prefills(self, prefilling: list[Sequence], schedule: Schedule, budget: int) -> None:
+        for seq in prefilling:
+            if budget > 0 and seq.status is SequenceStatus.RUNNING:
                 budget -= self._schedule_chunk(seq, schedule, budget)
-        return budget
 
     def _schedule_chunk(self, seq: Sequence, schedule: Schedule, budget: int) -> int:
         is_alone = len(self.running) + len(self.waiting) == 1
@@ -154,20 +159,21 @@ class Scheduler:
 
     # --- waiting sequences
 
-    def _admit(self, schedule: Schedule, budget: int) -> None:
+    def _admit(self, schedule: Schedule, budget: int) -> int:
+        """Returns what is left of the budget."""
         if self._config.batching is Batching.STATIC and self.running:
-            return
+            return budget
         num_slots = sum(seq.num_slots for seq in self.running)
         while self.waiting and budget > 0:
             seq = self.waiting[0]
             if num_slots and num_slots + seq.num_slots > self.max_num_seqs:
-                return
+                return budget
             match = self._match(seq)
             num_blocks = -(-seq.num_tokens // self._config.block_size) - len(match.blocks)
             # Each running sequence may need a block soon. Without this reserve a newcomer, or the sequence preempted
             # last, would be let in only to be preempted again.
             if not self._pool.can_allocate(num_blocks + len(self.running), match):
-                return
+                return budget
             if not self._pool.has_intact_bytes(match):
                 continue
             self.waiting.popleft()
@@ -175,6 +181,7 @@ class Scheduler:
             num_slots += seq.num_slots
             schedule.admitted.append(seq)
             budget -= self._schedule_chunk(seq, schedule, budget)
+        return budget
 
     def _match(self, seq: Sequence) -> PrefixMatch:
         """What the prefix cache has of it, short of its last token: that one is computed always, for its logits."""

@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def all_faulty(tmp_path: Path) -> Iterator[Server]:
-    yield from start(tmp_path, "--set=planted_fault=positions_run_on")
+    yield from start(tmp_path, "--set=planted_fault=mask_of_wrong_row")
 
 
 def total(metrics: str, name: str) -> float:

@@ -29,7 +29,7 @@ from cluster.app import APP_NAME, build_app
 from cluster.config import ClusterConfig
 
 WORKER, GATEWAY = "ServeReplica:watchword:Worker", "ServeReplica:watchword:Gateway"
-NUM_WORKERS, NUM_REQUESTS, CONCURRENCY = 3, 200, 20
+NUM_WORKERS, NUM_REQUESTS, CONCURRENCY = 3, 120, 16
 SILENCE_S = 14.0  # the streams to a silent worker end after 10 s
 
 

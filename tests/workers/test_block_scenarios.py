@@ -35,7 +35,13 @@ def test_a_hit_block_cannot_be_taken_by_another_request_of_the_same_step() -> No
 
 def test_equal_prefixes_of_one_step_do_not_read_each_other_before_the_write() -> None:
     """Sixteen at once, cold: a block can be found only after the step that wrote it."""
-    engine = make_engine(num_blocks=200, max_num_seqs=16, max_num_batched_tokens=400, max_shared_chunk_tokens=100)
+    engine = make_engine(
+        num_blocks=200,
+        max_num_seqs=16,
+        max_num_batched_tokens=400,
+        max_shared_chunk_tokens=100,
+        max_shared_prefill_tokens=400,
+    )
     requests = [make_request([*range(20), 900 + i], 4) for i in range(16)]
     transcript = run_all(engine, *requests)
     for request in requests:
