@@ -14,18 +14,18 @@ from workers.config import Batching, EngineConfig, IsolationCheck, Layout
 _LARGE_FINITE = 3.0e4  # in every KV format finite, and far outside what a model writes
 
 
-def matrix(num_rounds: int, base: Workload) -> list[Condition]:
-    """All conditions; `base` gives wordings and lengths."""
-    return [*_traffic(num_rounds, base), *_engine_modes(num_rounds, base), *_pressure(num_rounds, base)]
+def matrix(num_rounds: int, base: Workload, long_words: int = 900) -> list[Condition]:
+    """All conditions; `base` gives wordings and lengths. `long_words` make a prompt of some 1,000 tokens."""
+    return [*_traffic(num_rounds, base, long_words), *_engine_modes(num_rounds, base), *_pressure(num_rounds, base)]
 
 
-def _traffic(num_rounds: int, base: Workload) -> Iterator[Condition]:
+def _traffic(num_rounds: int, base: Workload, long_words: int) -> Iterator[Condition]:
     def condition(name: str, engine: EngineConfig | None = None, **changes: object) -> Condition:
         load = replace(base, **changes)  # type: ignore[arg-type]
         return Condition(name, engine or default_engine(num_rounds, load), load)
 
     yield condition("baseline")
-    yield condition("lengths 10 against 1,000 tokens", context_words=(0, 900), arrival_gap_steps=0)
+    yield condition("lengths 10 against 1,000 tokens", context_words=(0, long_words), arrival_gap_steps=0)
     for percent in (0, 50, 100):
         name = f"prefix similarity {percent} %"
         yield condition(name, context_words=(60, 60), prefix_similarity=percent / 100)
@@ -62,7 +62,11 @@ def _engine_modes(num_rounds: int, base: Workload) -> Iterator[Condition]:
 def _pressure(num_rounds: int, base: Workload) -> Iterator[Condition]:
     """Pools so small that blocks are evicted, and running requests preempted."""
     engine = default_engine(num_rounds, base)
-    allowed = Requirements(allow_pressure=True)
-    yield Condition("pool pressure: evictions", replace(engine, num_blocks=72), base, allowed)
-    crowded = replace(base, concurrency=6, num_fillers=2, arrival_gap_steps=0)
-    yield Condition("pool pressure: preemptions", replace(engine, num_blocks=52), crowded, allowed)
+    evicting = Requirements(allow_pressure=True, needs_evictions=True)
+    yield Condition("pool pressure: evictions", replace(engine, num_blocks=72), base, evicting)
+    # Long answers outgrow the reserve of one block a sequence that admission keeps.
+    crowded = replace(
+        base, concurrency=6, num_fillers=2, arrival_gap_steps=0, ignore_eos=True, max_tokens=96, filler_max_tokens=96
+    )
+    preempting = replace(evicting, needs_preemptions=True)
+    yield Condition("pool pressure: preemptions", replace(engine, num_blocks=72), crowded, preempting)

@@ -51,9 +51,11 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a run must show to count. The matrix creates pressure on purpose, so it allows it."""
+    """What a run must show to count. The matrix creates pressure on purpose: there it is allowed, and must be seen."""
 
     allow_pressure: bool = False
+    needs_evictions: bool = False
+    needs_preemptions: bool = False
     chinese_must_obey: bool = False
     own_marker: bool = True
 
@@ -124,6 +126,17 @@ def _sharing_reasons(shared_rate: Rate | None) -> list[str]:
 
 def _pressure_reasons(results: Sequence[RoundResult], requirements: Requirements) -> list[str]:
     pressed = [result.index for result in results if result.had_pressure]
-    if requirements.allow_pressure or not pressed:
+    if requirements.allow_pressure:
+        return _missing_pressure(results, requirements)
+    if not pressed:
         return []
     return [f"blocks were evicted or requests preempted in {len(pressed)} rounds (first: round {pressed[0]})"]
+
+
+def _missing_pressure(results: Sequence[RoundResult], requirements: Requirements) -> list[str]:
+    reasons = []
+    if requirements.needs_evictions and not any(result.num_evictions for result in results):
+        reasons.append("no block was evicted, though the pool was meant to be too small")
+    if requirements.needs_preemptions and not any(result.num_preemptions for result in results):
+        reasons.append("no request was preempted, though the pool was meant to be too small")
+    return reasons

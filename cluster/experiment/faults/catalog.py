@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 
 from cluster.api.errors import InvalidRequestError, PermissionDeniedError
-from cluster.experiment.faults import blocks, index, keys, layout, prefix, sampling, scheduling, serving
+from cluster.experiment.faults import blocks, index, keys, layout, packing, prefix, sampling, scheduling, serving
 from cluster.experiment.faults.fault import Fault
 
 GATE = "WATCHWORD_ALLOW_PLANTED_FAULTS"
 _ALL = (
+    *packing.FAULTS,
     *layout.FAULTS,
     *blocks.FAULTS,
     *keys.FAULTS,

@@ -34,7 +34,7 @@ class StackParts:
     engine: EngineParts = field(default_factory=EngineParts)
     keyer: Callable[[bytes, ModelIdentity], BlockKeyer] = BlockKeyer
     wrap_model: WrapModel | None = None
-    wrap_runner: Callable[[ModelRunner], ModelRunner] | None = None
+    wrap_runner: Callable[[ModelRunner, EngineConfig], ModelRunner] | None = None
     token_table: Callable[[TokenTable], TokenTable] | None = None
     mailboxes: Callable[[], Mailboxes] = Mailboxes
     core: Callable[[list[ServedModel], Backend], ServingCore] = ServingCore
@@ -58,7 +58,7 @@ def build_stack(
     parts = parts or StackParts()
     runner: ModelRunner = loaded.make_runner(config, parts.wrap_model)
     if parts.wrap_runner is not None:
-        runner = parts.wrap_runner(runner)
+        runner = parts.wrap_runner(runner, config)
     keyer = parts.keyer(_SECRET, runner.identity)
     engine = build_engine(config, runner, keyer, parts.engine)
     backend = StepBackend(engine, parts.mailboxes())
