@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from cluster.assembly import GatewayParts, build_gateway_parts
 from cluster.config import ClusterConfig
 from cluster.http.bounded_head import BoundedHeadProtocol
+from cluster.logs import log_to
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class Gateway:
     """Front door of one application. Constructed by Serve on the replica's event loop."""
 
     async def __init__(self, config: ClusterConfig, app_name: str, workers: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
+        log_to()
         self._config = config
         self._http: _EmbeddedServer | None = None
         self._parts: GatewayParts = await build_gateway_parts(config, app_name)
