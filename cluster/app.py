@@ -8,12 +8,13 @@ from typing import Any, Literal
 import ray
 from ray import serve
 
+from cluster.api.errors import InvalidRequestError
 from cluster.config import FIRST_AUTO_SEQS, ClusterConfig, load_config
 from cluster.gateway import Gateway
 from router.actor import ROUTER_NAMESPACE, router_name
 from workers.actor import WorkerReplica, WorkerSettings
 from workers.config import Batching, EngineConfig, IsolationCheck, Layout
-from workers.model_source import resolve_model
+from workers.model_source import ModelSourceError, resolve_model
 from workers.planted import PlantedFault
 from workers.runner_config import RunnerConfig
 
@@ -35,8 +36,11 @@ def build_app(config: ClusterConfig) -> serve.Application:
 
 
 def model_name(config: ClusterConfig) -> str:
-    """The name under which the model is served. Raises when there is no such model."""
-    return config.served_model_name or resolve_model(config.model_spec).name
+    """The name under which the model is served. Raises InvalidRequestError when there is no such model."""
+    try:
+        return config.served_model_name or resolve_model(config.model_spec).name
+    except ModelSourceError as error:
+        raise InvalidRequestError(str(error), param="model") from None
 
 
 def worker_settings(config: ClusterConfig) -> WorkerSettings:

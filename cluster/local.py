@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from stat import S_ISDIR
 
 import ray
 from ray import serve
@@ -36,6 +37,7 @@ class LocalCluster:
     def __init__(self, config: ClusterConfig, report: Callable[[str], None]) -> None:
         self._report = report
         self._redis: EmbeddedRedis | None = None
+        self.has_keys = len(list_keys(config.keys_path)) > 0
         self._run_dir = Path(tempfile.mkdtemp(prefix="watchword-"))
         self.config = config.model_copy(
             update={
@@ -43,7 +45,6 @@ class LocalCluster:
                 "grpc_port": config.grpc_port or _free_port(config.host),
             }
         )
-        self.has_keys = len(list_keys(config.keys_path)) > 0
         self.model_name = ""
         self._deploy_error: str | None = None
 
@@ -59,13 +60,13 @@ class LocalCluster:
         """Returns when the application is deployed; its workers may still be loading (see wait_ready)."""
         os.umask(0o077)  # what Ray writes (its token, its logs) is for this user alone
         self._check_bind()
+        from cluster.app import build_app, model_name
+
+        self.model_name = model_name(self.config)  # before anything runs: it may be wrong
         load_or_create_secret(self.config.secret_path)
         config = self.config.model_copy(update={"redis_url": None, "redis_url_file": self._redis_url_file()})
         self._report("starting Ray")
         _start_ray(config)
-        from cluster.app import build_app, model_name
-
-        self.model_name = model_name(config)
         self._report(f"loading {self.model_name} into {config.workers} worker(s)")
         serve.start(proxy_location="Disabled")
         # In a thread: deploying returns when every worker has loaded, and progress is shown meanwhile.
@@ -163,7 +164,18 @@ def _start_ray(config: ClusterConfig) -> None:
         num_cpus=max(os.cpu_count() or 1, config.workers + config.gateways + 2),
         object_store_memory=OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
+        _temp_dir=str(_private_folder() / "ray"),
     )
+
+
+def _private_folder() -> Path:
+    """Around Ray's folder of sockets and logs, which Ray opens to everyone for writing."""
+    folder = Path(tempfile.gettempdir()) / f"watchword-ray-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    stat = folder.lstat()
+    if not S_ISDIR(stat.st_mode) or stat.st_uid != os.getuid() or stat.st_mode & 0o077:
+        raise InvalidRequestError(f"{folder} must be a folder that only this user can enter: remove it and start again")
+    return folder
 
 
 def _require_free(host: str, port: int) -> None:

@@ -39,6 +39,15 @@ def test_a_mistake_is_one_line(tmp_path: Path, args: list[str], environ: dict[st
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_model_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
+    ports = ["--http-port", "0", "--grpc-port", "0"]
+    done = watchword(tmp_path, "serve", *ports, "--model", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "none" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "starting Ray" not in done.stderr
+
+
 def test_names_of_tenants_and_users_are_shown_as_they_are(tmp_path: Path) -> None:
     assert watchword(tmp_path, "keys", "create", "--tenant", "[b]x[/b]", "--user", "[/y]").returncode == 0
     listed = watchword(tmp_path, "keys", "list")
