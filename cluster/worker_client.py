@@ -31,6 +31,7 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # a gateway that only listens may go on asking
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )

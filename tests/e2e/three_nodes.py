@@ -77,6 +77,8 @@ async def run(nodes: Nodes, url: str, questions: list[Question]) -> dict[str, An
     kill, cut = nodes.victims()[:2]
     await _reach(load, 0.2)
     retries = observer.metric('watchword_router_total{event="retries"}')
+    for process in nodes.processes(kill):  # a node that dies takes everything with it, not its raylet alone
+        process.kill()
     nodes.cluster.remove_node(kill, allow_graceful=False)
     await asyncio.sleep(4)
     hit_by_kill = observer.metric('watchword_router_total{event="retries"}') - retries
