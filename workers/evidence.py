@@ -67,7 +67,7 @@ def trace(records: Iterable[BlockRecord], request_ids: Collection[RequestId]) ->
 def write_event_log(
     path: Path, engine_records: Sequence[BlockRecord], reason: str, corrupted: Mapping[RequestId, int]
 ) -> None:
-    """As JSON Lines, readable by `watchword trace --events`: a header, then every event, oldest first. Mode 0600."""
+    """As JSON Lines, readable by `watchword trace`: a header, then every event, oldest first. Mode 0600."""
     events = [_event(record) for record in engine_records]
     users = {event.request: event.user for event in events if event.request is not None and event.action == "allocate"}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

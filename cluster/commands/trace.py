@@ -17,20 +17,27 @@ from cluster.experiment.trace_text import print_trace
 
 
 def trace(
-    request: Annotated[str, typer.Argument(help="id of an answer, or its name in the file of --events")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[EVENTS] REQUEST",
+            help="id of an answer of the server; or a file of block events, as an experiment or a quarantined worker "
+            "leaves it, and the request's name in it",
+        ),
+    ],
     url: Annotated[str, typer.Option(help="server")] = "http://127.0.0.1:8000",
     api_key: Annotated[str | None, typer.Option(help="an operator's key", envvar="WATCHWORD_API_KEY")] = None,
-    events: Annotated[
-        Path | None, typer.Option(help="read this file instead: of an experiment, or of a quarantined worker")
-    ] = None,
     history: Annotated[bool, typer.Option("--history", help="show everything that happened to each block")] = False,
 ) -> None:
     """Every block that a request read or wrote, where each came from, and where foreign state came in.
 
     Exit status: 0 none came in, 1 some did.
     """
-    if events is not None:
-        content = read_events(events)
+    if len(what) > 2:
+        raise InvalidRequestError(f"{len(what)} arguments, wanted REQUEST or EVENTS REQUEST")
+    request = what[-1]
+    if len(what) == 2:
+        content = read_events(Path(what[0]))
     else:
         content, request = fetch_events(url, api_key, request)
     try:

@@ -35,6 +35,9 @@ MAX_TOKENS = 16  # enough for any marker, which an obedient model says first
 TIMEOUT_S = 60.0
 NUM_REQUESTS = 3  # one that goes ahead, and a pair behind it
 _MAX_MARKERS = 512
+# The first request's prefill has to last until the others have arrived.
+_LEAD = "The river runs past the old mill and the garden behind it. " * 4
+_MIN_CONTEXT = 1024
 _WORDING = WORDINGS["system-last"]
 _PRINCIPAL = Principal(TenantId(SENTINEL_TENANT), frozenset({Role.DELEGATE}), "sentinel", ())
 
@@ -85,11 +88,13 @@ class MarkerProbe:
     async def run(self, worker: WorkerInfo, num_requests: int = NUM_REQUESTS) -> ProbeReport:
         """Never raises for what goes wrong on the worker or on the way there."""
         marked = self._make(num_requests)
+        # Many requests are let in over many steps: the first must not have ended before the last is there.
+        max_tokens = MAX_TOKENS if num_requests <= NUM_REQUESTS else MAX_TOKENS + 2 * num_requests
         core = ServingCore([self._model], Dispatcher(PinnedRouter(worker), self._pool))
         try:
             # The first goes ahead: while the worker is in its prefill the others arrive, and enter one step together.
-            together = await asyncio.gather(*(self._ask(core, one, salt=None) for one in marked))
-            alone = [await self._ask(core, one, salt=secrets.token_hex(8)) for one in marked]
+            together = await asyncio.gather(*(self._ask(core, one, max_tokens, salt=None) for one in marked))
+            alone = [await self._ask(core, one, max_tokens, salt=secrets.token_hex(8)) for one in marked]
             is_shared = await self._shared_a_step(worker, together)
         except WatchwordError as error:
             return ProbeReport(Result.FAILED, error.message)
@@ -110,15 +115,16 @@ class MarkerProbe:
         for number in range(num_requests):
             marker = self._registry.issue(f"request {number}")
             messages = _WORDING.build(marker, _WORDING.question(self._random))
-            turns = tuple({"role": role, "content": content} for role, content in messages)
+            lead = _LEAD if number == 0 and self._model.info.max_model_len >= _MIN_CONTEXT else ""
+            turns = tuple({"role": role, "content": lead + content} for role, content in messages)
             marked.append(_Marked(marker, f"user-{number}", turns))
         return marked
 
-    async def _ask(self, core: ServingCore, one: _Marked, salt: str | None) -> _Answer:
+    async def _ask(self, core: ServingCore, one: _Marked, max_tokens: int, salt: str | None) -> _Answer:
         given = GenerateInput(
             model=self._model.info.name,
             prompt=ChatInput(one.messages),
-            sampling=SamplingInput(max_tokens=MAX_TOKENS, temperature=0.0, seed=0, ignore_eos=True, logprobs=0),
+            sampling=SamplingInput(max_tokens=max_tokens, temperature=0.0, seed=0, ignore_eos=True, logprobs=0),
             caller=CallerFields(user=one.user, cache_salt=salt),
         )
         request_id = new_request_id()

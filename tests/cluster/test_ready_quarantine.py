@@ -139,8 +139,8 @@ def test_trace_reads_a_kept_log(tmp_path: Path) -> None:
         {**event, "request": "b", "scope": "USER", "action": "reuse", "step": 2},
     ]
     path.write_text("\n".join(json.dumps(line) for line in lines))
-    found = CliRunner().invoke(command_line, ["trace", "b", "--events", str(path)])
+    found = CliRunner().invoke(command_line, ["trace", str(path), "b"])
     assert found.exit_code == 1
     assert re.search(r"foreign state came in at step 2, block 3, from a", found.stdout)
-    clean = CliRunner().invoke(command_line, ["trace", "a", "--events", str(path)])
+    clean = CliRunner().invoke(command_line, ["trace", str(path), "a"])
     assert (clean.exit_code, "no foreign state" in clean.stdout) == (0, True)

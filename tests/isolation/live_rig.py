@@ -46,7 +46,7 @@ from workers.counters import engine_counters
 SECRET = b"a secret of at least thirty-two bytes"
 TOKEN = "token"
 EPOCH = "e1"
-CONFIG = EngineConfig(num_blocks=512, max_model_len=512, max_num_seqs=8)
+CONFIG = EngineConfig(num_blocks=512, max_model_len=1024, max_num_seqs=8)
 
 
 class LiveWorker:
