@@ -351,7 +351,5 @@ class BlockPool:
 
 
 def _is_of_user(block: Block, user_hash: bytes) -> bool:
-    """Keyed to the user, or written by them: bytes not yet published, or published under shared variables."""
-    if block.content is None or block.content.fields.scope is Scope.VARIABLES:
-        return block.user_hash == user_hash
-    return block.content.fields.user == user_hash
+    """Written for the user or anyone nested below, or keyed to the user."""
+    return block.user_hash == user_hash or (block.content is not None and block.content.fields.user == user_hash)

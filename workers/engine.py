@@ -166,7 +166,8 @@ class LLMEngine:
         if len(self.scheduler.waiting) >= self.config.max_queue_len:
             raise OverloadedError(f"{self.config.max_queue_len} requests are waiting", retry_after_s=1.0)
         adapter_digest = self.runner.adapter_digest(request.adapter)
-        writer = BlockWriter(request.request_id, request.user_hash, self.pool.cache.serial, is_warm_up)
+        account = request.account_hash or request.user_hash
+        writer = BlockWriter(request.request_id, account, self.pool.cache.serial, is_warm_up)
         self._num_arrivals += 1
         live = LiveRequest(request, self._num_arrivals, num_choices_left=request.sampling.n)
         for choice, unforked in self._split_choices(request):

@@ -27,6 +27,7 @@ class CallerIdentity:
     tenant: bytes
     user: bytes
     private: ScopeFields
+    account: bytes | None = None  # the outermost user, whom a purge names; None: `user` is not nested
 
 
 @dataclass(frozen=True, slots=True)

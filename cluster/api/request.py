@@ -27,6 +27,7 @@ class Request:
     block_keys: tuple[BlockKey, ...]
     tenant_hash: bytes
     user_hash: bytes
+    account_hash: bytes | None = None  # outermost of nested users: a purge of it covers all below; None: user_hash
     adapter: str | None = None
     deadline_unix_s: float | None = None
     use_prefix_cache: bool = True

@@ -29,8 +29,10 @@ def resolve_identity(
     named = _named_users(caller)
     tenant = keyer.identity("tenant", principal.tenant)
     if principal.user_path:
+        account = keyer.identity("user", principal.tenant, *principal.user_path[:1])
         user = keyer.identity("user", principal.tenant, *principal.user_path, *named)
     elif principal.is_delegate and named:
+        account = keyer.identity("user", principal.tenant, *named[:1])
         user = keyer.identity("user", principal.tenant, *named)
     elif require_user and not named:
         raise InvalidRequestError(
@@ -40,8 +42,10 @@ def resolve_identity(
         )
     else:
         # A kind of its own, so that no user can be called what a credential is called.
+        account = keyer.identity("credential", principal.tenant, principal.key_id)
         user = keyer.identity("credential", principal.tenant, principal.key_id, *named)
-    return CallerIdentity(tenant=tenant, user=user, private=_private_fields(principal, caller, keyer, tenant, user))
+    private = _private_fields(principal, caller, keyer, tenant, user)
+    return CallerIdentity(tenant=tenant, user=user, private=private, account=account)
 
 
 def affinity_key(principal: Principal, caller: CallerFields, keyer: BlockKeyer) -> str | None:

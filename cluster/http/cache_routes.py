@@ -40,13 +40,18 @@ class CacheRoutes:
         return Response(to_json_bytes(body), media_type="application/json")
 
     def _hashes_of(self, principal: Principal, user: str) -> set[bytes]:
-        """One for all models, unless their secrets differ."""
+        """One for all models, unless their secrets differ. Users nested below the named one are covered."""
         if principal.user_path:
             if principal.user_path != (user,):
                 raise PermissionDeniedError("this key may only delete its own user's cache")
             caller = CallerFields()
+        elif user == principal.key_id:
+            caller = CallerFields()  # the credential itself is the user
         elif principal.is_delegate:
             caller = CallerFields(user=user)
         else:
-            raise PermissionDeniedError("deleting a user's cache needs that user's key or a delegate's")
+            raise PermissionDeniedError(
+                "deleting a user's cache needs that user's key or a delegate's; a key that is no user's deletes its "
+                "own under its key id"
+            )
         return {resolve_identity(principal, caller, model.keyer).user for model in self._core.models}

@@ -128,6 +128,7 @@ class ServingCore:
             block_keys=model.keyer.prompt_keys(prompt.token_ids, prompt.spans, digest),
             tenant_hash=prepared.identity.tenant,
             user_hash=prepared.identity.user,
+            account_hash=prepared.identity.account,
             adapter=prepared.adapter,
             deadline_unix_s=deadline_unix_s,
             use_prefix_cache=prompt.use_prefix_cache,

@@ -309,3 +309,20 @@ def test_nothing_is_published_behind_a_block_that_cannot_be_found_any_more() -> 
     assert pool.publish(child, contents[1], parent.identity, writer) is None
     assert pool.publish(parent, contents[0], None, writer) is parent
     assert pool.publish(child, contents[1], parent.identity, writer) is child
+
+
+def test_a_purge_covers_users_nested_below() -> None:
+    """alice's key with `user: me` in the body is another user for sharing, and still alice for forgetting."""
+    engine = make_engine()
+    nested = private_fields("acme", "alice/me")
+    account = user_hash("acme", "alice")
+
+    def request():
+        made = make_request(PROMPT, user="alice/me", spans=(ScopeSpan(None, nested),))
+        return replace(made, account_hash=account)
+
+    cached_tokens(engine, request())
+    assert cached_tokens(engine, request()) == NUM_FULL
+    assert cached_tokens(engine, make_request(PROMPT)) == 0, "nested is not the same as alice"
+    assert engine.purge_user(account) > 0
+    assert cached_tokens(engine, request()) == 0
