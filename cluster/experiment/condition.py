@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from cluster.experiment.plan import Plan, make_plan
 from cluster.experiment.verdict import Requirements
 from cluster.experiment.workload import Workload
 from workers.config import EngineConfig
 
-_BLOCKS_PER_REQUEST = 12  # a prompt of 100 tokens and its answer, with room to spare
-_MIN_BLOCKS = 512
-_MAX_BLOCKS = 4096  # 1.5 GB of KV for the small default model
+MIN_BLOCKS = 512
+MAX_BLOCKS = 4096  # 1.5 GB of KV for the small default model
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +34,28 @@ class Condition:
         return make_plan(seed, num_rounds, self.workload)
 
 
-def default_engine(num_rounds: int, workload: Workload, max_model_len: int = 2048) -> EngineConfig:
-    """The original experiment's settings, and a pool in which nothing needs to be evicted."""
-    longest = sum(workload.context_words) // 2 * 2  # a neutral word is one or two tokens
-    per_request = _BLOCKS_PER_REQUEST + longest // 16 + 8 * workload.num_turns
-    wanted = num_rounds * (workload.concurrency + workload.num_fillers) * per_request
+def default_engine(max_model_len: int = 2048) -> EngineConfig:
+    """The original experiment's settings. `fit_pool` sees to it that nothing needs to be evicted."""
     return EngineConfig(
-        num_blocks=min(max(wanted, _MIN_BLOCKS), _MAX_BLOCKS),
-        max_model_len=max_model_len,
-        block_size=16,
-        max_num_seqs=8,
-        prefix_caching=True,
+        num_blocks=MIN_BLOCKS, max_model_len=max_model_len, block_size=16, max_num_seqs=8, prefix_caching=True
     )
 
 
-def baseline(num_rounds: int, workload: Workload, requirements: Requirements | None = None) -> Condition:
-    engine = default_engine(num_rounds, workload)
-    return Condition("baseline", engine, workload, requirements or Requirements())
+def baseline(workload: Workload, requirements: Requirements | None = None) -> Condition:
+    return Condition("baseline", default_engine(), workload, requirements or Requirements())
+
+
+def fit_pool(condition: Condition, num_blocks_by_round: Sequence[int]) -> Condition:
+    """A pool that holds all that the rounds leave behind; where that is too much, engines are replaced in between.
+
+    A condition that wants pressure keeps its own pool.
+    """
+    if condition.requirements.allow_pressure:
+        return condition
+    wanted = sum(num_blocks_by_round)
+    num_blocks = min(max(wanted, MIN_BLOCKS, *num_blocks_by_round), max(MAX_BLOCKS, *num_blocks_by_round))
+    fitted = replace(condition, engine=replace(condition.engine, num_blocks=num_blocks))
+    if wanted <= num_blocks:
+        return fitted
+    every = max(1, num_blocks // max(num_blocks_by_round))
+    return replace(fitted, restart_every=min(every, condition.restart_every or every))

@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from cluster.experiment.bisect import bisect, cleared_by, switches
 from cluster.experiment.command import ExperimentOptions, plan_of, report, workload_of, write_json
-from cluster.experiment.condition import Condition, baseline
+from cluster.experiment.condition import MAX_BLOCKS, Condition, baseline, default_engine
 from cluster.experiment.event_file import BlockEvent
 from cluster.experiment.faults.catalog import planted_faults
 from cluster.experiment.faults.stages import make_stages
@@ -30,8 +30,9 @@ from cluster.experiment.targets.embedded import EmbeddedTarget
 from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.target import Target
 from cluster.experiment.targets.weights import LoadedModel, load_model
+from cluster.experiment.targets.worker_group import WorkerGroup
 from cluster.experiment.timing import MIN_PAIRS, measure
-from cluster.experiment.trial import make_oracles, make_target
+from cluster.experiment.trial import fitted, make_oracles, make_target
 from cluster.experiment.verdict import MIN_SHARED_ROUNDS, Status
 from workers.config import EngineConfig
 
@@ -72,9 +73,9 @@ async def _long_run(console: Console, options: ExperimentOptions, loaded: Loaded
     state = LongRun.load(options.state_file, options.seed or 0)
     load = workload_of(options)
     conditions = [
-        baseline(options.rounds, load),
-        baseline(options.rounds, replace(load, mixed_sampling=True, abort_fraction=0.3, concurrency=4)),
-        baseline(options.rounds, replace(load, context_words=(60, 60), prefix_similarity=0.5)),
+        baseline(load),
+        baseline(replace(load, mixed_sampling=True, abort_fraction=0.3, concurrency=4)),
+        baseline(replace(load, context_words=(60, 60), prefix_similarity=0.5)),
     ]
     with Progress(console=console) as bar:
         task = bar.add_task("requests", total=options.requests, completed=state.num_requests)
@@ -100,8 +101,7 @@ async def _long_run(console: Console, options: ExperimentOptions, loaded: Loaded
 
 
 async def _timing(console: Console, options: ExperimentOptions, loaded: LoadedModel) -> int:
-    condition = baseline(MIN_PAIRS, workload_of(options))
-    target = EmbeddedTarget(loaded, condition.engine)
+    target = EmbeddedTarget(loaded, replace(default_engine(), num_blocks=MAX_BLOCKS))
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("timed pairs", total=MIN_PAIRS)
         result = await measure(target, options.seed or 0, progress=lambda done: bar.update(task, completed=done))
@@ -113,8 +113,9 @@ async def _timing(console: Console, options: ExperimentOptions, loaded: LoadedMo
 async def _matrix(console: Console, options: ExperimentOptions, loaded: LoadedModel, parts: StackParts | None) -> int:
     results: list[ExperimentResult] = []
     events: Sequence[BlockEvent] = ()
-    for condition in matrix(options.rounds, workload_of(options)):
-        plan = condition.plan(options.seed or 0, options.rounds)
+    for given in matrix(workload_of(options)):
+        plan = given.plan(options.seed or 0, options.rounds)
+        condition = fitted(loaded, given, plan)
         target = make_target(loaded, condition, parts)
         results.append(await _run(console, options, loaded, condition, plan, target))
         console.print(f"{condition.name}: {results[-1].verdict.status.name.lower()}")
@@ -127,7 +128,7 @@ async def _one_condition(
     console: Console, options: ExperimentOptions, loaded: LoadedModel, parts: StackParts | None
 ) -> int:
     plan = plan_of(options, options.seed or 0)
-    condition = baseline(len(plan.rounds), plan.workload, options.requirements)
+    condition = fitted(loaded, baseline(plan.workload, options.requirements), plan)
     target = make_target(loaded, condition, parts)
     result = await _run(console, options, loaded, condition, plan, target)
     status = report(console, options, [result], _events_of(target))
@@ -184,4 +185,4 @@ async def _bisect(
 
 
 def _events_of(target: Target) -> Sequence[BlockEvent]:
-    return list(target.events) if isinstance(target, EmbeddedTarget) else []
+    return list(target.events) if isinstance(target, EmbeddedTarget | WorkerGroup) else []

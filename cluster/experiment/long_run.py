@@ -16,7 +16,7 @@ from cluster.experiment.oracles import Oracle
 from cluster.experiment.report_json import finding_record
 from cluster.experiment.runner import run_experiment
 from cluster.experiment.targets.weights import LoadedModel
-from cluster.experiment.trial import make_target
+from cluster.experiment.trial import fitted, make_target
 
 MakeOracles = Callable[[LoadedModel, Condition], Sequence[Oracle]]
 
@@ -60,8 +60,9 @@ async def continue_run(
 ) -> LongRun:
     """One chunk after the other, the conditions in turn, until `num_requests` were answered or something was found."""
     while state.num_requests < num_requests and not state.findings:
-        condition = conditions[state.num_chunks % len(conditions)]
-        plan = condition.plan(state.seed + state.num_chunks, rounds_per_chunk)
+        given = conditions[state.num_chunks % len(conditions)]
+        plan = given.plan(state.seed + state.num_chunks, rounds_per_chunk)
+        condition = fitted(loaded, given, plan)
         result = await run_experiment(
             make_target(loaded, condition),
             plan,

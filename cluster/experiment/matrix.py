@@ -14,15 +14,15 @@ from workers.config import Batching, EngineConfig, IsolationCheck, Layout
 _LARGE_FINITE = 3.0e4  # in every KV format finite, and far outside what a model writes
 
 
-def matrix(num_rounds: int, base: Workload, long_words: int = 900) -> list[Condition]:
+def matrix(base: Workload, long_words: int = 900) -> list[Condition]:
     """All conditions; `base` gives wordings and lengths. `long_words` make a prompt of some 1,000 tokens."""
-    return [*_traffic(num_rounds, base, long_words), *_engine_modes(num_rounds, base), *_pressure(num_rounds, base)]
+    return [*_traffic(base, long_words), *_engine_modes(base), *_pressure(base)]
 
 
-def _traffic(num_rounds: int, base: Workload, long_words: int) -> Iterator[Condition]:
+def _traffic(base: Workload, long_words: int) -> Iterator[Condition]:
     def condition(name: str, engine: EngineConfig | None = None, **changes: object) -> Condition:
         load = replace(base, **changes)  # type: ignore[arg-type]
-        return Condition(name, engine or default_engine(num_rounds, load), load)
+        return Condition(name, engine or default_engine(), load)
 
     yield condition("baseline")
     yield condition("lengths 10 against 1,000 tokens", context_words=(0, long_words), arrival_gap_steps=0)
@@ -30,8 +30,7 @@ def _traffic(num_rounds: int, base: Workload, long_words: int) -> Iterator[Condi
         name = f"prefix similarity {percent} %"
         yield condition(name, context_words=(60, 60), prefix_similarity=percent / 100)
     for concurrency in (8, 16, 64):
-        load = replace(base, concurrency=concurrency, num_fillers=0)
-        engine = replace(default_engine(num_rounds, load), max_num_seqs=max(8, concurrency))
+        engine = replace(default_engine(), max_num_seqs=max(8, concurrency))
         yield condition(
             f"concurrency {concurrency}", engine, concurrency=concurrency, num_fillers=0, arrival_gap_steps=0
         )
@@ -47,21 +46,22 @@ def _traffic(num_rounds: int, base: Workload, long_words: int) -> Iterator[Condi
     yield replace(indexed, num_workers=2, restart_every=3, has_index=True)
 
 
-def _engine_modes(num_rounds: int, base: Workload) -> Iterator[Condition]:
-    engine = default_engine(num_rounds, base)
+def _engine_modes(base: Workload) -> Iterator[Condition]:
+    engine = default_engine()
     poison = replace(engine, isolation_check=IsolationCheck.POISON)
     yield Condition("prefix cache off", replace(engine, prefix_caching=False), base)
     yield Condition("padded layout", replace(engine, layout=Layout.PADDED), base)
     yield Condition("poisoned memory, NaN", poison, base)
     yield Condition("poisoned memory, large finite", replace(poison, poison_value=_LARGE_FINITE), base)
-    # Static batches start together or not at all, so everything arrives at once.
-    together = replace(base, arrival_gap_steps=0)
-    yield Condition("static batching", replace(engine, batching=Batching.STATIC), together)
+    # Static batches start together or not at all: everything arrives at once, and one step takes all prompts in.
+    static = replace(engine, batching=Batching.STATIC, max_num_batched_tokens=2048, max_shared_prefill_tokens=2048)
+    together = replace(base, arrival_gap_steps=0, num_fillers=0, concurrency=3)
+    yield Condition("static batching", static, together)
 
 
-def _pressure(num_rounds: int, base: Workload) -> Iterator[Condition]:
+def _pressure(base: Workload) -> Iterator[Condition]:
     """Pools so small that blocks are evicted, and running requests preempted."""
-    engine = default_engine(num_rounds, base)
+    engine = default_engine()
     evicting = Requirements(allow_pressure=True, needs_evictions=True)
     yield Condition("pool pressure: evictions", replace(engine, num_blocks=72), base, evicting)
     # Long answers outgrow the reserve of one block a sequence that admission keeps.

@@ -56,7 +56,7 @@ class RoundObservation:
 
     index: int
     by_name: Mapping[str, Observation]
-    shared_step: bool | None = None  # all marked requests had a row in one step; None: cannot be seen
+    shared_step: bool | None = None  # each marked request shared a step with another one; None: cannot be seen
     num_evictions: int | None = None
     num_preemptions: int | None = None
     violations: tuple[Violation, ...] = ()

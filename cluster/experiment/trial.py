@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cache_service.prefix_index import InMemoryPrefixIndex
-from cluster.experiment.condition import Condition
+from cluster.experiment.condition import Condition, fit_pool
 from cluster.experiment.oracles import ExactnessOracle, Oracle, StructureOracle
-from cluster.experiment.runner import ExperimentResult, Progress, run_experiment
+from cluster.experiment.plan import Plan
 from cluster.experiment.targets.embedded import ALARM_COUNTERS, EmbeddedTarget
 from cluster.experiment.targets.indexed_group import STALE_HITS, IndexedGroup
 from cluster.experiment.targets.solo import SoloEngine
@@ -15,6 +13,13 @@ from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.target import Target
 from cluster.experiment.targets.weights import LoadedModel
 from cluster.experiment.targets.worker_group import WorkerGroup
+
+
+def fitted(loaded: LoadedModel, condition: Condition, plan: Plan) -> Condition:
+    """The condition with a pool that fits the plan's prompts."""
+    size = condition.engine.block_size
+    by_round = [sum(loaded.num_blocks_of(request, size) for request in planned.requests) for planned in plan.rounds]
+    return fit_pool(condition, by_round)
 
 
 def make_target(loaded: LoadedModel, condition: Condition, parts: StackParts | None = None) -> Target:
@@ -37,27 +42,3 @@ def make_oracles(loaded: LoadedModel, condition: Condition, *, is_exact: bool = 
         if is_exact
         else oracles
     )
-
-
-async def run_condition(
-    loaded: LoadedModel,
-    condition: Condition,
-    seed: int,
-    num_rounds: int,
-    *,
-    oracles: Sequence[Oracle],
-    parts: StackParts | None = None,
-    progress: Progress | None = None,
-) -> tuple[ExperimentResult, Target]:
-    """The target comes back too: its event log is the evidence behind the report."""
-    target = make_target(loaded, condition, parts)
-    result = await run_experiment(
-        target,
-        condition.plan(seed, num_rounds),
-        oracles=oracles,
-        requirements=condition.requirements,
-        condition=condition.name,
-        progress=progress,
-    )
-    await target.close()
-    return result, target

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cluster.experiment.condition import Condition
-from cluster.experiment.plan import Plan, PlannedRequest, make_plan
+from cluster.experiment.plan import Plan, make_plan
 from cluster.experiment.targets.house_rules import REGIONS
 from cluster.experiment.targets.weights import LoadedModel
 from cluster.experiment.verdict import Requirements
@@ -63,7 +63,7 @@ def _stage(
     has_pressure: bool = False,
 ) -> Stage:
     plan = make_plan(seed, num_rounds, workload)
-    needs = [[_num_blocks(loaded, request) for request in planned.requests] for planned in plan.rounds]
+    needs = [[loaded.num_blocks_of(request) for request in planned.requests] for planned in plan.rounds]
     roomy = 2 * sum(map(sum, needs))
     # Two thirds of what one round holds at once: blocks are evicted, and running requests preempted.
     tight = max(max(map(max, needs)) + 2, 2 * max(map(sum, needs)) // 3)
@@ -80,7 +80,3 @@ def _stage(
 def _indexed(stage: Stage) -> Stage:
     """The same traffic over two workers behind the index, all of them restarted after every third round."""
     return replace(stage, condition=replace(stage.condition, num_workers=2, restart_every=3, has_index=True))
-
-
-def _num_blocks(loaded: LoadedModel, request: PlannedRequest) -> int:
-    return -(-(loaded.count_prompt_tokens(request.messages) + request.num_choices * request.max_tokens) // 16)

@@ -165,8 +165,11 @@ class EmbeddedTarget:
         ]
 
     def _shared_step(self, planned: Round, stack: Stack) -> bool:
-        wanted = {request.name for request in planned.marked}
-        return any(wanted <= {self.names[request_id] for request_id in step} for step in stack.backend.steps)
+        """Every marked request got a token in one step with another marked one, or with any other if it is alone."""
+        marked = {request.name for request in planned.marked}
+        others = marked if len(marked) > 1 else {request.name for request in planned.requests}
+        steps = [{self.names[request_id] for request_id in step} for step in stack.backend.steps]
+        return all(any(name in step and len(step & others) > 1 for step in steps) for name in marked)
 
     def _keep_records(self, stack: Stack) -> None:
         log = stack.engine.event_log

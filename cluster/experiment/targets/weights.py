@@ -6,11 +6,12 @@ takes longer than most of them live.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cluster.api.prompt import CallerIdentity
 from cluster.api.scope import Scope, ScopeFields
+from cluster.experiment.plan import PlannedRequest
 from cluster.prompts.builder import PromptBuilder
 from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
 from cluster.serving.token_table import TokenTable
@@ -21,6 +22,7 @@ from workers.runner_config import DtypeName, RunnerConfig
 
 _NOBODY = CallerIdentity(bytes(32), bytes(32), ScopeFields(Scope.USER, bytes(32), user=bytes(32)))
 
+_TEMPLATE_TOKENS = 240  # of the registered template, counted generously
 _MAX_BATCHED_TOKENS = 512  # an engine's own default, and what its self-test covers
 _MAX_SEQS = 64
 
@@ -40,9 +42,11 @@ class LoadedModel:
     def name(self) -> str:
         return self.base.source.name
 
-    def count_prompt_tokens(self, messages: Sequence[tuple[str, str]]) -> int:
-        turns = [{"role": role, "content": content} for role, content in messages]
-        return len(self.prompts.chat(_NOBODY, turns).token_ids)
+    def num_blocks_of(self, request: PlannedRequest, block_size: int = 16) -> int:
+        """Blocks that a request can come to hold, all choices to their full length."""
+        turns = [{"role": role, "content": content} for role, content in request.messages]
+        num_tokens = len(self.prompts.chat(_NOBODY, turns).token_ids) + _TEMPLATE_TOKENS * bool(request.region)
+        return -(-(num_tokens + request.num_choices * request.max_tokens) // block_size) + request.num_choices
 
     def make_runner(self, engine: EngineConfig, wrap: WrapModel | None = None) -> CpuModelRunner:
         """A runner with the engine's pool size, block size and layout. `wrap` may stand around the forward pass."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from cluster.experiment.event_file import BlockEvent
 from cluster.experiment.observation import RoundObservation
 from cluster.experiment.plan import PlannedRequest, Round
 from cluster.experiment.targets.embedded import EmbeddedTarget
@@ -24,6 +25,11 @@ class WorkerGroup:
     def info(self) -> TargetInfo:
         info = self.workers[0].info
         return replace(info, settings={**info.settings, "workers": str(len(self.workers))})
+
+    @property
+    def events(self) -> Sequence[BlockEvent]:
+        """Of the first worker: one engine's blocks are one picture."""
+        return self.workers[0].events
 
     async def run_round(self, planned: Round) -> RoundObservation:
         if self._restart_every and self._num_rounds and self._num_rounds % self._restart_every == 0:
