@@ -30,6 +30,7 @@ CHANNEL_OPTIONS = (
     # A worker that a network cut hides answers no ping: its streams end after 10 s at the latest.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # the one that counts in current gRPC; its default is a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),  # a gateway that only listens may go on asking
     ("grpc.enable_retries", 0),
