@@ -82,7 +82,13 @@ def main() -> None:
         "redis_url_file": str(url_file),
     }
     load_or_create_secret(state_dir / "cluster.api.secret")
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=128 << 20, logging_level=logging.ERROR)
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=128 << 20,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
     try:
         serve.start(proxy_location="Disabled")
         deploy(settings, 2)
