@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def main() -> int:
     section("device", measure.describe_device)
     section("ceilings", measure.measure_ceilings)
     for name in measure.SHAPES:
-        section(f"llama_{name}", lambda name=name: measure.measure_model(name, findings.get("ceilings", {})))
+        section(f"llama_{name}", partial(measure.measure_model, name, findings["ceilings"]))
     print(f"gpu-check: {'all is well' if findings['ok'] else 'SOMETHING FAILED'}, see {options.json}")
     return 0 if findings["ok"] else 1
 
