@@ -17,7 +17,7 @@ from cluster.api.scope import Scope
 from workers.build import build_engine
 from workers.config import EngineConfig
 
-MAX_MODEL_LEN = 16_384
+MAX_MODEL_LEN = 32_768
 
 
 def fake_model_identity() -> ModelIdentity:
