@@ -152,8 +152,9 @@ class LocalCluster:
 
 def _start_ray(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's own ports listen on every interface and mean code execution: never without its token.
-    os.environ["RAY_AUTH_MODE"] = "token"
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
+        # Ray's own ports listen on every interface and mean code execution: never without its token.
+        raise InvalidRequestError(f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}, only 'token' is safe: unset it")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
