@@ -27,7 +27,10 @@ from workers.step import StepRow  # noqa: E402
 NEW_TOKENS = 4
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma3"])
+SLOW = (pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen3", "mistral"))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", *SLOW])
 def test_greedy_equals_transformers(tmp_path: Path, name: str) -> None:
     runner = make_triton_runner(tmp_path, name, with_decode=True)
     reference = make_reference(name, **SMALL)
