@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -105,8 +106,6 @@ def test_a_leaking_worker_is_found_and_never_answers_again(server: Server, tmp_p
 
     # Markers in company: none turns up in another's answer, and the damaged worker gives none of them.
     registry = MarkerRegistry.holding("XKCD7391", "BQRT4482", "ZZTW9107", "LMPQ3356")
-    from concurrent.futures import ThreadPoolExecutor
-
     markers = ["XKCD7391", "BQRT4482", "ZZTW9107", "LMPQ3356"]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):
@@ -120,6 +119,7 @@ def test_a_leaking_worker_is_found_and_never_answers_again(server: Server, tmp_p
 def test_when_every_worker_leaks_nobody_gets_an_answer(all_faulty: Server) -> None:
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
+        assert all_faulty.process.poll() is None, all_faulty.output()
         try:
             ready = httpx.get(f"{all_faulty.url}/ready", timeout=10)
             if ready.headers.get("x-watchword-quarantined") == "2":
