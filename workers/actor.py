@@ -159,6 +159,7 @@ class WorkerReplica:
             num_blocks=self._runner.num_blocks,
             max_num_seqs=self._settings.engine.max_num_seqs,
             max_model_len=self._engine_config.max_model_len,
+            source_model=self._runner.identity.model,
             weights_digest=self._runner.identity.weights_digest,
             dtype=self._runner.identity.dtype,
             kv_layout=self._runner.identity.kv_layout,

@@ -21,6 +21,7 @@ class WorkerInfo:
     max_num_seqs: int
     max_model_len: int
     # What a gateway needs to derive the same block keys as this worker, and to validate requests
+    source_model: str = ""  # the weights' own name, which stands in block keys; `model` may be another one
     weights_digest: bytes = b""
     dtype: str = ""
     kv_layout: str = ""
