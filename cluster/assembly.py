@@ -136,7 +136,9 @@ def _sentinel(
 
 
 def _identity_of(worker: WorkerInfo) -> ModelIdentity:
-    return ModelIdentity(worker.source_model, worker.weights_digest, worker.dtype, worker.kv_layout, worker.block_size_tokens)
+    return ModelIdentity(
+        worker.source_model, worker.weights_digest, worker.dtype, worker.kv_layout, worker.block_size_tokens
+    )
 
 
 def _load_tokenizer(config: ClusterConfig) -> Tokenizer:
