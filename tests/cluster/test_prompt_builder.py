@@ -125,7 +125,8 @@ def test_a_bare_prompt_cannot_place_control_tokens_but_token_ids_can(builder: Pr
 
 def test_a_shared_start_changes_no_token(tokenizer: Tokenizer) -> None:
     """Tokenizing from shortly before a difference gives what tokenizing from the beginning gives."""
-    base = "The 12 quick  brown 狐狸 jumped\n\nover <b>lazy</b> dogs' 3.14 times 🦊. " * 12 + "a" * 300 + " end of it " * 9
+    sentence = "The 12 quick  brown 狐狸 jumped\n\nover <b>lazy</b> dogs' 3.14 times 🦊. "
+    base = sentence * 12 + "a" * 300 + " end of it " * 9
     start = SharedStart(tokenizer, tokenizer.encode(base))
     num_saved = 0
     for cut in range(0, len(base), 7):
