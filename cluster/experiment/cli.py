@@ -1,4 +1,4 @@
-"""`watchword experiment` and `watchword trace` as functions for typer. Heavy imports happen when they run."""
+"""`watchword experiment` as a function for typer. Heavy imports happen when it runs."""
 
 from __future__ import annotations
 
@@ -77,27 +77,3 @@ def experiment(
         events_file=events_file,
     )
     raise typer.Exit(asyncio.run(run_command(options)))
-
-
-def trace(
-    events: Annotated[Path, typer.Argument(help="file written by `watchword experiment --events`")],
-    request: Annotated[str, typer.Argument(help="the request's name, for example r3.B")],
-    history: Annotated[bool, typer.Option("--history", help="show everything that happened to each block")] = False,
-) -> None:
-    """Every block that a request read or wrote, where each came from, and where foreign state came in."""
-    from rich.console import Console
-
-    from cluster.experiment.event_file import read_events
-    from cluster.experiment.trace import trace_request
-    from cluster.experiment.trace_text import print_trace
-
-    content = read_events(events)
-    try:
-        found = trace_request(content, request)
-    except KeyError:
-        known = ", ".join(list(content.users)[:8])
-        raise InvalidRequestError(
-            f"no event names request {request!r}; there are {known}, …", param="request"
-        ) from None
-    print_trace(Console(), found, with_history=history)
-    raise typer.Exit(0 if found.foreign is None else 1)

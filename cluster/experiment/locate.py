@@ -64,6 +64,8 @@ def _by_counter(evidence: Evidence) -> Component | None:
 
 def _by_structure(evidence: Evidence) -> Component | None:
     kinds = evidence.kinds(OracleName.STRUCTURE)
+    if PRESSURE in evidence.cleared and kinds & {"table", "content", "foreign", "shared_write"}:
+        return Component.BLOCK_POOL  # a wrong key needs no full pool; a block that was taken away does
     if "table" in kinds and PREFIX_CACHE in evidence.cleared:
         return Component.KEY  # a hit named the same block twice
     if "shared_write" in kinds and PREFIX_CACHE in evidence.cleared and not kinds & {"reused", "conservation"}:

@@ -94,6 +94,7 @@ EXACT, STRUCTURE, COUNTER = OracleName.EXACTNESS, OracleName.STRUCTURE, OracleNa
         ([found(EXACT, "delivery")], set(), None, Component.STREAM),
         ([found(EXACT, "logits"), found(STRUCTURE, "content")], {PREFIX_CACHE}, True, Component.KEY),
         ([found(STRUCTURE, "foreign")], {PREFIX_CACHE}, None, Component.KEY),
+        ([found(STRUCTURE, "content")], {PREFIX_CACHE, PRESSURE}, None, Component.BLOCK_POOL),
         ([found(STRUCTURE, "foreign")], set(), None, Component.BLOCK_POOL),
         ([found(STRUCTURE, "unwritten")], set(), None, Component.SCHEDULER),
         ([found(STRUCTURE, "reused"), found(COUNTER, "checksum_failures")], set(), None, Component.BLOCK_POOL),
