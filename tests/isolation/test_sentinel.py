@@ -191,7 +191,8 @@ async def test_the_batch_doubles_while_it_is_clean(tiny: LoadedModel) -> None:
         sizes = []
         while not governed.is_settled(both.info):
             step, _ = await governed.advance(both.info)
-            sizes.append((step, governed.size_of(both.info), both.worker.llm_engine.scheduler.max_num_seqs))
+            if step is not Step.TRY_AGAIN:  # a trial whose requests happened to miss each other proves nothing
+                sizes.append((step, governed.size_of(both.info), both.worker.llm_engine.scheduler.max_num_seqs))
         assert sizes == [(Step.WIDENED, 8, 8), (Step.WIDENED, 16, 16), (Step.SETTLED, 16, 16)]
         assert both.worker.llm_engine.is_healthy
 
