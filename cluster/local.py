@@ -156,6 +156,8 @@ def _start_ray(config: ClusterConfig) -> None:
         # Ray's own ports listen on every interface and mean code execution: never without its token.
         raise InvalidRequestError(f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}, only 'token' is safe: unset it")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray would run workers at niceness 15: behind everything else on the machine, the gateway included.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     ray.init(
