@@ -103,7 +103,10 @@ def _print_addresses(cluster: Any, seconds: float) -> None:
     out.print(f"\n[bold]Watchword is ready[/bold] after {seconds:.0f} s")
     out.print(f"  HTTP  http://{http}   (OpenAI API under /v1)\n  gRPC  {grpc}\n")
     header = '  -H "Authorization: Bearer YOUR_KEY" \\\n' if key else ""
-    body = '{"model": "%s", "user": "me", "messages": [{"role": "user", "content": "Name three rivers."}]}'
+    body = (
+        '{"model": "%s", "user": "me", "max_tokens": 40, "temperature": 0, '
+        '"messages": [{"role": "user", "content": "Name three rivers."}]}'
+    )
     out.print(
         f"curl http://{http}/v1/chat/completions -H 'Content-Type: application/json' \\\n{header}"
         f"  -d '{body % cluster.model_name}'\n",
