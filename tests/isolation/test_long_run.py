@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from cluster.experiment.condition import Condition
+import pytest
+
+from cluster.experiment.condition import Condition, baseline
 from cluster.experiment.finding import Finding, OracleName
 from cluster.experiment.long_run import LongRun, continue_run
 from cluster.experiment.observation import RoundObservation
 from cluster.experiment.plan import Round
+from cluster.experiment.targets.house_rules import REGIONS
 from cluster.experiment.targets.weights import LoadedModel
+from cluster.experiment.trial import make_oracles
+from cluster.experiment.workload import Workload
 from workers.config import EngineConfig
 
 CONDITIONS = [Condition("small", EngineConfig(num_blocks=256, max_model_len=1024))]
@@ -51,3 +57,27 @@ async def test_a_finding_ends_it_and_is_kept(tiny: LoadedModel, tmp_path: Path) 
     state = await run(LongRun(1), path, tiny, 1000, Accuser())
     assert state.num_chunks == 1
     assert json.loads(path.read_text())["findings"][0]["kind"] == "test"
+
+
+@pytest.mark.slow
+async def test_two_thousand_requests_raise_no_alarm(tiny: LoadedModel, tmp_path: Path) -> None:
+    load = Workload(wordings=("system-last", "confirmed", "zh-system-last", "original"))
+    conditions = [
+        baseline(load),
+        baseline(replace(load, mixed_sampling=True, abort_fraction=0.3, concurrency=4)),
+        baseline(replace(load, context_words=(20, 40), prefix_similarity=0.5)),
+        baseline(replace(load, regions=REGIONS, concurrency=4)),
+    ]
+    state = await continue_run(
+        LongRun(11),
+        tmp_path / "state.json",
+        tiny,
+        conditions,
+        num_requests=2000,
+        rounds_per_chunk=40,
+        make_oracles=make_oracles,
+        progress=lambda state: None,
+    )
+    assert state.num_requests >= 2000
+    assert state.num_shared >= 0.9 * state.num_rounds
+    assert state.findings == []
