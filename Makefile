@@ -92,8 +92,8 @@ chaos: $(STAMP) ## Kill workers, Redis and gateways under load
 	$(BIN)/python -m pytest tests/e2e -m slow $(PYTEST_ARGS)
 
 .PHONY: bench-peers
-bench-peers: $(STAMP) ## Our workloads against a running server: BENCH_ARGS="--url http://..."
-	$(BIN)/watchword bench $(BENCH_ARGS)
+bench-peers: $(STAMP) ## Our server beside others that run: BENCH_ARGS="--peer NAME=http://..."
+	$(BIN)/watchword bench-peers $(BENCH_ARGS)
 
 .PHONY: gpu-check
 gpu-check: $(STAMP) ## Test and measure the GPU path; writes gpu-check.json
