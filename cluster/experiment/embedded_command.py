@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.progress import Progress
 
-from cluster.experiment.bisect import bisect, cleared_by, switches
+from cluster.experiment.bisect import PREFIX_CACHE, bisect, cleared_by, switches
 from cluster.experiment.command import ExperimentOptions, plan_of, report, workload_of, write_json
 from cluster.experiment.condition import MAX_BLOCKS, Condition, baseline, default_engine
 from cluster.experiment.event_file import BlockEvent
@@ -27,6 +28,7 @@ from cluster.experiment.report_timing import print_timing
 from cluster.experiment.runner import ExperimentResult, run_experiment
 from cluster.experiment.statistics import rule_of_three
 from cluster.experiment.targets.embedded import EmbeddedTarget
+from cluster.experiment.targets.solo import SoloEngine
 from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.target import Target
 from cluster.experiment.targets.weights import LoadedModel, load_model
@@ -45,6 +47,7 @@ async def run_embedded(console: Console, options: ExperimentOptions) -> int:
     console.print(f"seed {options.seed}; loading the model …")
     loaded = load_model(options.model)
     if options.planted:
+        logging.getLogger("workers").setLevel(logging.CRITICAL)  # the alarms are what is wanted here, by the hundred
         stages = make_stages(loaded, options.seed, _PLANTED_ROUNDS)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("planted faults", total=len(faults))
@@ -176,11 +179,17 @@ async def _bisect(
 
     rate = result.verdict.any_rate.value
     trials = await bisect(condition.engine, switches(), run_with, seen_rate=rate, is_replay_exact=options.exact)
+    cleared = cleared_by(trials)
     wrong = next((finding for finding in result.findings if finding.kind == "logits"), None)
     depends = None
     if wrong is not None:
-        depends = await depends_on_neighbours(lambda: make_target(loaded, condition, parts), result.plan, wrong)
-    named = locate(Evidence(result.findings, cleared_by(trials), condition.engine.layout, depends))
+        # Other content hits other prefixes: where the cache is not to blame, it is kept from changing the steps.
+        quiet = replace(
+            condition, engine=replace(condition.engine, prefix_caching=PREFIX_CACHE in cleared), restart_every=None
+        )
+        solo = SoloEngine(loaded, condition.engine, with_template=condition.with_template)
+        depends = await depends_on_neighbours(lambda: make_target(loaded, quiet, parts), result.plan, wrong, solo)
+    named = locate(Evidence(result.findings, cleared, condition.engine.layout, depends))
     print_bisection(console, trials, named)
 
 

@@ -1,7 +1,8 @@
 """Does a corrupted answer depend on what its neighbours say, or only on how long they are?
 
 A mask that lets a query see foreign keys carries content; positions that run on carry lengths only. The round is run
-again with every neighbour's prompt reversed, token by token: other content of the same length.
+again with every neighbour's prompt reversed, token by token: other content of the same length. Neighbours run to their
+full length both times, so that who shares a step with whom stays the same.
 """
 
 from __future__ import annotations
@@ -10,30 +11,35 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cluster.experiment.finding import Finding
-from cluster.experiment.observation import TokenTrace
-from cluster.experiment.plan import Plan, Round
+from cluster.experiment.observation import Observation
+from cluster.experiment.oracles import SoloReference, compare_with_solo
+from cluster.experiment.plan import Plan, PlannedRequest, Round
 from cluster.experiment.targets.target import Target
 
 
-async def depends_on_neighbours(make_target: Callable[[], Target], plan: Plan, finding: Finding) -> bool:
-    """`finding` is one of the exactness oracle's with an output index."""
-    first = await _corrupted_token(make_target(), plan, finding, is_scrambled=False)
-    second = await _corrupted_token(make_target(), plan, finding, is_scrambled=True)
-    return first != second
+async def depends_on_neighbours(
+    make_target: Callable[[], Target], plan: Plan, finding: Finding, reference: SoloReference
+) -> bool | None:
+    """`finding` is one of the exactness oracle's. None when the answer is right once its neighbours run to the end."""
+    planned = plan.rounds[finding.round_index]
+    request = next(one for one in planned.requests if one.name == finding.request)
+    original = await _answer(make_target(), plan, planned, request, is_scrambled=False)
+    if compare_with_solo(planned.index, request.name, original, await reference.solo(request)) is None:
+        return None
+    scrambled = await _answer(make_target(), plan, planned, request, is_scrambled=True)
+    return original.engine_tokens != scrambled.engine_tokens
 
 
-async def _corrupted_token(target: Target, plan: Plan, finding: Finding, *, is_scrambled: bool) -> TokenTrace | None:
-    for planned in plan.rounds[: finding.round_index + 1]:
-        is_last = planned.index == finding.round_index
-        seen = await target.run_round(_scrambled(planned, finding.request) if is_last and is_scrambled else planned)
-    assert finding.request is not None
-    tokens = seen.by_name[finding.request].engine_tokens or ()
-    index = finding.evidence["output_index"]
-    return tokens[index] if index < len(tokens) else None
-
-
-def _scrambled(planned: Round, kept: str | None) -> Round:
+async def _answer(
+    target: Target, plan: Plan, planned: Round, request: PlannedRequest, *, is_scrambled: bool
+) -> Observation:
+    for earlier in plan.rounds[: planned.index]:
+        await target.run_round(earlier)
     requests = tuple(
-        request if request.name == kept else replace(request, is_scrambled=True) for request in planned.requests
+        one
+        if one is request
+        else replace(one, is_scrambled=is_scrambled, ignore_eos=True, stop=(), abort_after_tokens=None)
+        for one in planned.requests
     )
-    return replace(planned, requests=requests)
+    seen = await target.run_round(replace(planned, requests=requests))
+    return seen.by_name[request.name]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.experiment.bisect import Trial, bisect, cleared_by, switches
+from cluster.experiment.bisect import PREFIX_CACHE, Trial, bisect, cleared_by, switches
 from cluster.experiment.component import Component
 from cluster.experiment.faults.fault import Fault
 from cluster.experiment.faults.stages import Stage
@@ -48,7 +48,8 @@ class Investigator:
         self._loaded = loaded
         self._stages = tuple(stages)
         # One reference for all: settings do not change the bits, and its answers are remembered.
-        self._exactness = ExactnessOracle(SoloEngine(loaded, stages[0].condition.engine, with_template=True))
+        self._solo = SoloEngine(loaded, stages[0].condition.engine, with_template=True)
+        self._exactness = ExactnessOracle(self._solo)
 
     async def investigate(self, make_parts: MakeParts) -> Case:
         for stage in self._stages:
@@ -71,21 +72,27 @@ class Investigator:
         rate = base.verdict.any_rate.value
         trials = await bisect(engine, switches(stage.num_blocks_roomy), run_with, seen_rate=rate, is_replay_exact=True)
         findings = (*unchecked.findings, *_of_structure(checked))
-        depends = await self._depends_on_neighbours(stage, base.findings, make_parts)
-        named = locate(Evidence(findings, cleared_by(trials), engine.layout, depends))
+        cleared = cleared_by(trials)
+        depends = await self._depends_on_neighbours(stage, base.findings, cleared, make_parts)
+        named = locate(Evidence(findings, cleared, engine.layout, depends))
         oracles = frozenset(finding.oracle for finding in findings)
         found_by = next(oracle for oracle in _BY_SIMPLICITY if oracle in oracles)
         requests = min(_requests_until(result, found_by) for result in (unchecked, checked) if _has(result, found_by))
         return Case(found_by, requests, named, stage.condition.name, oracles, tuple(trials))
 
     async def _depends_on_neighbours(
-        self, stage: Stage, findings: Sequence[Finding], make_parts: MakeParts
+        self, stage: Stage, findings: Sequence[Finding], cleared: frozenset[str], make_parts: MakeParts
     ) -> bool | None:
         wrong = next((finding for finding in findings if finding.kind == "logits"), None)
         if wrong is None:
             return None
-        config = replace(stage.condition.engine, isolation_check=IsolationCheck.OFF)
-        return await depends_on_neighbours(lambda: self._target(stage, config, make_parts), stage.plan, wrong)
+        # Other content hits other prefixes: where the cache is not to blame, it is kept from changing the steps.
+        config = replace(
+            stage.condition.engine, isolation_check=IsolationCheck.OFF, prefix_caching=PREFIX_CACHE in cleared
+        )
+        return await depends_on_neighbours(
+            lambda: self._target(stage, config, make_parts), stage.plan, wrong, self._solo
+        )
 
     def _target(self, stage: Stage, config: EngineConfig, make_parts: MakeParts) -> Target:
         return make_target(self._loaded, replace(stage.condition, engine=config), make_parts())
