@@ -67,7 +67,8 @@ lint: $(STAMP) ## Style and types
 
 .PHONY: test
 test: lint ## Style, types and every test that is quick enough for each change
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	# One thread a test process: torch's barriers crawl when several such processes share few cores.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: proto
 proto: $(STAMP) ## Generate the gRPC code from the .proto file
