@@ -81,8 +81,8 @@ bit-exact: $(STAMP) ## The long form of the bit-exactness tests
 	$(BIN)/python -m pytest tests/workers -m slow $(PYTEST_ARGS)
 
 .PHONY: isolation
-isolation: $(STAMP) ## The long form of the isolation scenarios and planted faults
-	$(BIN)/python -m pytest tests/isolation -m slow $(PYTEST_ARGS)
+isolation: $(STAMP) ## 30,000 requests through the clean engine under all oracles; resumes where it stopped
+	$(BIN)/watchword experiment --requests 30000 --state isolation.json
 
 .PHONY: data-suite
 data-suite: $(STAMP) ## All real templates, pairs, twins and tricky texts of the data folder
