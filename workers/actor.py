@@ -101,9 +101,6 @@ class WorkerReplica:
         if time.monotonic() - self._engine_answered_s > ENGINE_SILENCE_S:
             raise RuntimeError(f"the engine has not answered for {ENGINE_SILENCE_S:.0f} s")
 
-    async def info(self) -> WorkerInfo:
-        return self._info
-
     async def __del__(self) -> None:
         """Serve's word for shutting down: take nothing new, let streams end, then stop."""
         self._is_draining = True

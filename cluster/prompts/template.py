@@ -79,10 +79,6 @@ class PromptTemplate:
     def shared_names(self) -> tuple[str, ...]:
         return tuple(variable.name for variable in self.variables if variable.is_shared)
 
-    @property
-    def private_names(self) -> tuple[str, ...]:
-        return tuple(variable.name for variable in self.variables if not variable.is_shared)
-
     def to_dict(self) -> dict[str, Any]:
         """The form in which templates are stored, answered and digested."""
         return {
