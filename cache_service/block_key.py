@@ -57,18 +57,15 @@ class BlockKeyer:
     """Derives identities and block keys. `secret` is the cluster secret (≥ 32 bytes); rotating it empties the cache."""
 
     def __init__(self, secret: bytes, model: ModelIdentity) -> None:
-        if len(secret) < KEY_BYTES:
-            raise ValueError(f"cluster secret has {len(secret)} bytes, needs at least {KEY_BYTES}")
         self.model = model
         self.block_size = model.block_size_tokens
-        self._secret = blake2b(secret, digest_size=64).digest()
+        self._secret = _stretched(secret)
         self._model_bytes = model.encode()
         self._header_cache: dict[tuple[ScopeFields, bytes | None], bytes] = {}
 
     def identity(self, kind: str, *parts: str) -> PrincipalHash:
         """Keyed hash of a typed, possibly nested id: identity("user", tenant, "alice", "sub")."""
-        message = encode_field(0, kind.encode()) + b"".join(encode_field(1, part.encode()) for part in parts)
-        return PrincipalHash(self._hash(_PERSON_IDENTITY, message))
+        return _identity(self._secret, kind, parts)
 
     def digest(self, kind: str, *parts: bytes) -> bytes:
         """Keyed hash of content: a template's source, the values of variables."""
@@ -125,7 +122,27 @@ class BlockKeyer:
         return header
 
     def _hash(self, person: bytes, message: bytes) -> bytes:
-        return blake2b(message, digest_size=KEY_BYTES, key=self._secret, person=person).digest()
+        return _keyed_hash(self._secret, person, message)
+
+
+def identity(secret: bytes, kind: str, *parts: str) -> PrincipalHash:
+    """`BlockKeyer.identity` for whoever does not know the model yet: identities do not depend on it."""
+    return _identity(_stretched(secret), kind, parts)
+
+
+def _stretched(secret: bytes) -> bytes:
+    if len(secret) < KEY_BYTES:
+        raise ValueError(f"cluster secret has {len(secret)} bytes, needs at least {KEY_BYTES}")
+    return blake2b(secret, digest_size=64).digest()
+
+
+def _identity(key: bytes, kind: str, parts: Iterable[str]) -> PrincipalHash:
+    message = encode_field(0, kind.encode()) + b"".join(encode_field(1, part.encode()) for part in parts)
+    return PrincipalHash(_keyed_hash(key, _PERSON_IDENTITY, message))
+
+
+def _keyed_hash(key: bytes, person: bytes, message: bytes) -> bytes:
+    return blake2b(message, digest_size=KEY_BYTES, key=key, person=person).digest()
 
 
 def fields_per_block(spans: Iterable[ScopeSpan]) -> Iterator[ScopeFields]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Literal
 
 import ray
@@ -32,7 +33,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 def build_app(config: ClusterConfig) -> serve.Application:
     """The gateway in front, the workers behind it."""
     worker = _worker_deployment(config).bind(worker_settings(config))
-    return _gateway_deployment(config).bind(config, APP_NAME, worker)
+    return _gateway_deployment(config).bind(config, APP_NAME, time.time(), worker)
 
 
 def model_name(config: ClusterConfig) -> str:
@@ -129,7 +130,8 @@ def _engine_config(config: ClusterConfig) -> EngineConfig:
         prefix_caching=config.prefix_caching,
         isolation_check=IsolationCheck(config.isolation_check),
         checksum_blocks=config.verify_checksums,
-        idle_timeout_s=config.idle_timeout_s,
+        user_idle_timeout_s=config.user_idle_timeout_s,
+        session_idle_timeout_s=config.session_idle_timeout_s,
     )
 
 

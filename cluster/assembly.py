@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from starlette.types import ASGIApp
 
-from cache_service.block_key import BlockKeyer, ModelIdentity
+from cache_service.block_key import BlockKeyer, ModelIdentity, identity
 from cluster.api.channel import PurgeUser
 from cluster.api.secret import channel_token, load_or_create_secret
 from cluster.api.worker_state import WorkerInfo
@@ -17,7 +17,7 @@ from cluster.auth.authenticator import Authenticator
 from cluster.auth.proxy import IdentityHeaders
 from cluster.backend import ModelInfo
 from cluster.cluster_metrics import ClusterCollector
-from cluster.config import FIRST_AUTO_SEQS, ClusterConfig
+from cluster.config import FIRST_AUTO_SEQS, ClusterConfig, TenantShare
 from cluster.control_client import ControlClient
 from cluster.dispatch import Dispatcher, WorkerPool
 from cluster.grpc_server import GrpcServer, GrpcServerConfig, build_grpc_server
@@ -44,8 +44,10 @@ from cluster.serving.token_table import TokenTable
 from cluster.template_warmer import TemplateWarmer
 from cluster.worker_client import WorkerClient
 from cluster.worker_health import WorkerHealth
-from router.actor import create_router
+from router.actor import ensure_router
 from router.config import AdmissionConfig, RouterConfig, TenantLimits
+from router.fallback import FallbackConfig, FallbackRouter
+from router.settings import RouterSettings
 from workers.model_source import resolve_model
 
 
@@ -66,12 +68,17 @@ class GatewayParts:
         await self.router.stop()
 
 
-async def build_gateway_parts(config: ClusterConfig, app_name: str) -> GatewayParts:
-    """Waits for the first worker: its weights, dtype and KV layout are part of every block key."""
+async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_unix_s: float) -> GatewayParts:
+    """Waits for the first worker: its weights, dtype and KV layout are part of every block key.
+
+    `deployed_unix_s` is when the application was deployed with this configuration.
+    """
     secret = load_or_create_secret(config.secret_path)
     token = channel_token(secret)
-    create_router(app_name, router_config(config), config.routing_policy, config.redis_url_file, config.index_namespace)
-    router = RemoteRouter(app_name)
+    settings = router_settings(config, secret, deployed_unix_s)
+    await ensure_router(app_name, settings)
+    fallback = FallbackRouter(FallbackConfig(num_gateways=config.gateways), settings)
+    router = RemoteRouter(app_name, fallback=fallback)
     router.start()
     worker = await router.first_worker()
     pool = WorkerPool(lambda address, epoch: WorkerClient(address, token, epoch))
@@ -169,12 +176,33 @@ def _metrics(router: RemoteRouter) -> GatewayMetrics:
     return metrics
 
 
-def router_config(config: ClusterConfig) -> RouterConfig:
+def router_settings(config: ClusterConfig, secret: bytes, deployed_unix_s: float) -> RouterSettings:
+    """Tenants are known to the router by their keyed hash, as in every query."""
     limits = TenantLimits(
         requests_per_min=config.tenant_requests_per_min or None,
         tokens_per_min=config.tenant_tokens_per_min or None,
     )
-    return RouterConfig(admission=AdmissionConfig(max_queued_requests=config.max_queue, default_limits=limits))
+    admission = AdmissionConfig(max_queued_requests=config.max_queue, default_limits=limits)
+    return RouterSettings(
+        config=RouterConfig(admission=admission),
+        policy=config.routing_policy,
+        redis_url_file=config.redis_url_file,
+        index_namespace=config.index_namespace,
+        tenant_limits=tuple(
+            (identity(secret, "tenant", tenant), _limits_of(share, limits))
+            for tenant, share in sorted(config.tenants.items())
+        ),
+        deployed_unix_s=deployed_unix_s,
+    )
+
+
+def _limits_of(share: TenantShare, default: TenantLimits) -> TenantLimits:
+    requests, tokens = share.requests_per_min, share.tokens_per_min
+    return TenantLimits(
+        weight=share.weight,
+        requests_per_min=default.requests_per_min if requests is None else requests or None,
+        tokens_per_min=default.tokens_per_min if tokens is None else tokens or None,
+    )
 
 
 def _http_config(config: ClusterConfig) -> HttpConfig:

@@ -20,6 +20,7 @@ from cluster.api.errors import InvalidRequestError
 ENV_PREFIX = "WATCHWORD_"
 FIRST_AUTO_SEQS = 4  # where max_num_seqs 'auto' begins
 # Read by other parts, not by this model: the gate of the planted faults, the tests' data folder, the weights' cache,
+ShareWord = Literal["none", "user", "template", "variables"]
 # the key of the commands that ask a server.
 _FOREIGN_ENV = frozenset(
     {
@@ -39,6 +40,17 @@ def default_state_dir() -> Path:
 
 class ClusterConfig(BaseModel):
     """Validated on construction; travels to every actor. Holds paths of secrets, never secrets."""
+class TenantShare(BaseModel):
+    """What one tenant gets while others want it too, and at most. None: as for everybody."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: float = Field(1.0, ge=0.001, le=1000)
+    requests_per_min: float | None = Field(None, ge=0, description="0: no limit")
+    tokens_per_min: float | None = Field(None, ge=0, description="0: no limit")
+    share: ShareWord | None = Field(None, description="how far the tenant's blocks are shared at most")
+
+
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -110,8 +122,12 @@ class ClusterConfig(BaseModel):
     redis_url: str | None = Field(None, description="Redis URL; default: an embedded server of our own")
     routing_policy: Literal["watchword", "round_robin", "power_of_two", "least_tokens", "random"] = "watchword"
     max_queue: int = Field(256, ge=0, description="requests that may wait for a worker; beyond it 503")
-    tenant_requests_per_min: float = Field(0.0, ge=0, description="0: no limit")
-    tenant_tokens_per_min: float = Field(0.0, ge=0, description="0: no limit")
+    tenant_requests_per_min: float = Field(0.0, ge=0, description="of each tenant; beyond it 429; 0: no limit")
+    tenant_tokens_per_min: float = Field(0.0, ge=0, description="of each tenant; beyond it 429; 0: no limit")
+    tenants: dict[str, TenantShare] = Field(
+        default_factory=dict, description="by name: weight, requests_per_min, tokens_per_min, share; others as above"
+    )
+    body_timeout_s: float = Field(60.0, gt=0, description="a request's body must have come after so long, else 408")
     request_timeout_s: float = Field(600.0, gt=0, description="longest life of one request")
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running streams may go on at shutdown")
 

@@ -28,11 +28,13 @@ logger = logging.getLogger(__name__)
 class Gateway:
     """Front door of one application. Constructed by Serve on the replica's event loop."""
 
-    async def __init__(self, config: ClusterConfig, app_name: str, workers: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: ClusterConfig, app_name: str, deployed_unix_s: float, workers: DeploymentHandle
+    ) -> None:
         log_to()
         self._config = config
         self._http: _EmbeddedServer | None = None
-        self._parts: GatewayParts = await build_gateway_parts(config, app_name)
+        self._parts: GatewayParts = await build_gateway_parts(config, app_name, deployed_unix_s)
         self._grpc = self._parts.grpc_server
         await self._grpc.start()
         self._socket = _listen(config.host, config.http_port)

@@ -1,7 +1,8 @@
 """RemoteRouter: the router actor as a gateway sees it, with a way to go on while the actor is gone.
 
 Notes that nobody waits for (first token, release, failure) leave in one message per flush. When the actor cannot be
-reached, a local fallback places requests by consistent hashing with bounded load over the workers last heard of.
+reached, a local fallback places requests by consistent hashing with bounded load over the workers last heard of, within
+this gateway's share of the limits.
 Whether the actor can be reached is asked apart from routing: a route call may rightly wait for a minute in the
 router's queue, an actor that does not say who its members are for 3 s is gone or hangs.
 """
@@ -20,7 +21,7 @@ from cluster.api.errors import UnavailableError
 from cluster.api.ids import RequestId, WorkerId
 from cluster.api.routing import RouteDecision, RouteQuery
 from cluster.api.worker_state import WorkerInfo
-from router.actor import ROUTER_NAMESPACE, router_name
+from router.actor import find_router
 from router.fallback import FallbackRouter
 from router.stats import RouterStats
 
@@ -36,11 +37,17 @@ FORGET_MEMBERS_S = 10.0  # a router that has just been restarted has not heard f
 class RemoteRouter:
     """Implements cluster.dispatch.RouterClient. Start it on the event loop that uses it."""
 
-    def __init__(self, app_name: str, find_actor: Callable[[str], Any] | None = None) -> None:
-        self._name = router_name(app_name)
-        self._find_actor = find_actor or _find_actor
+    def __init__(
+        self,
+        app_name: str,
+        find_actor: Callable[[str], Any] = find_router,
+        *,
+        fallback: FallbackRouter | None = None,
+    ) -> None:
+        self._app_name = app_name
+        self._find_actor = find_actor
         self._actor: Any = None
-        self._fallback = FallbackRouter()
+        self._fallback = fallback or FallbackRouter()
         self._notes: list[tuple[str, tuple[Any, ...]]] = []
         self._down = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -65,13 +72,14 @@ class RemoteRouter:
             if decision is not None:
                 return decision
         self.num_local_routes += 1
-        return self._fallback.route(query)
+        return await self._fallback.route(query)
 
     def first_token(self, request_id: RequestId, worker_id: WorkerId) -> None:
+        self._fallback.first_token(request_id, worker_id)
         self._notes.append(("first_token", (request_id, worker_id)))
 
     def release(self, request_id: RequestId, worker_id: WorkerId) -> None:
-        self._fallback.release(request_id)
+        self._fallback.release(request_id, worker_id)
         self._notes.append(("release", (request_id, worker_id)))
 
     def worker_failed(self, worker_id: WorkerId, epoch: str) -> None:
@@ -141,7 +149,7 @@ class RemoteRouter:
     def _handle(self) -> Any:
         # Looked up again after every failure: a recreated actor has a new handle under the old name.
         if self._actor is None:
-            self._actor = self._find_actor(self._name)
+            self._actor = self._find_actor(self._app_name)
         return self._actor
 
     def _note_up(self, is_up: bool) -> None:
@@ -188,7 +196,3 @@ class RemoteRouter:
         self._fallback.update(self._workers)
         if self.members:
             self._has_worker.set()
-
-
-def _find_actor(name: str) -> Any:
-    return ray.get_actor(name, namespace=ROUTER_NAMESPACE)

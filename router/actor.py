@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -16,14 +17,15 @@ from cluster.api.ids import WorkerId
 from cluster.api.routing import RouteDecision, RouteQuery
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
 from router.circuit import FailureKind
-from router.config import RouterConfig
 from router.policies.catalog import make_policy
 from router.router import Router
+from router.settings import RouterSettings
 from router.stats import RouterStats
 
 logger = logging.getLogger(__name__)
 
 ROUTER_NAMESPACE = "watchword"
+_ASK_AGAIN_S = 0.2
 
 
 def router_name(app_name: str) -> str:
@@ -33,16 +35,27 @@ def router_name(app_name: str) -> str:
 class RouterActor:
     """Thin shell: every decision is the plain Router's. Async, so that waiting requests cost no thread."""
 
-    def __init__(self, config: RouterConfig, policy: str, redis_url_file: Path | None, index_namespace: str) -> None:
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
         self._index = InMemoryPrefixIndex()
-        # Ours is made by the Router itself, with the weights of `config`.
-        self._router = Router(self._index, config, policy=None if policy == "watchword" else make_policy(policy))
+        self._router = Router(
+            self._index,
+            settings.config,
+            # Ours is made by the Router itself, with the weights of the config.
+            policy=None if settings.policy == "watchword" else make_policy(settings.policy),
+            tenant_limits=dict(settings.tenant_limits),
+        )
         self._snapshot_wanted: set[WorkerId] = set()
         self._follower: IndexFollower | None = None
-        if redis_url_file is not None:
-            url = redis_url_file.read_text(encoding="utf-8").strip()
-            self._follower = IndexFollower(url, IndexSettings(index_namespace), self._index, self._snapshot_wanted.add)
+        if settings.redis_url_file is not None:
+            url = settings.redis_url_file.read_text(encoding="utf-8").strip()
+            index = IndexSettings(settings.index_namespace)
+            self._follower = IndexFollower(url, index, self._index, self._snapshot_wanted.add)
         self._task: asyncio.Task[None] | None = None
+
+    async def settings(self) -> RouterSettings:
+        """What it was made with."""
+        return self._settings
 
     async def route(self, query: RouteQuery) -> RouteDecision:
         self._follow()
@@ -94,9 +107,12 @@ class RouterActor:
             self._task = asyncio.create_task(self._follower.run())
 
 
-def create_router(
-    app_name: str, config: RouterConfig, policy: str, redis_url_file: Path | None, index_namespace: str
-) -> Any:
+def find_router(app_name: str) -> Any:
+    """The actor's handle. Raises ValueError when there is none."""
+    return ray.get_actor(router_name(app_name), namespace=ROUTER_NAMESPACE)
+
+
+def create_router(app_name: str, settings: RouterSettings) -> Any:
     """The actor's handle; whoever comes first makes it. It outlives its maker and is restarted when it dies."""
     actor_class = ray.remote(RouterActor)
     return actor_class.options(
@@ -108,4 +124,32 @@ def create_router(
         max_task_retries=0,
         max_concurrency=10_000,
         num_cpus=0,
-    ).remote(config, policy, redis_url_file, index_namespace)
+    ).remote(settings)
+
+
+async def ensure_router(
+    app_name: str,
+    settings: RouterSettings,
+    *,
+    create: Callable[[str, RouterSettings], Any] = create_router,
+    kill: Callable[[Any], None] = lambda actor: ray.kill(actor, no_restart=True),
+    patience_s: float = 30.0,
+) -> None:
+    """Sees to it that the application's router has these settings, or those of a later deployment.
+
+    A router with other settings is replaced, not told: Ray restarts an actor with what it was made with. Its
+    gateways place locally meanwhile, and the new one is rebuilt from Redis and the workers' heartbeats. A router that
+    does not say what it was made with is left alone: a redeployment must not end what merely hangs for a moment.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        try:
+            actor = create(app_name, settings)
+            if not settings.replaces(await asyncio.wait_for(actor.settings.remote(), left_s)):
+                return
+            logger.warning("the router's settings have changed: replacing it")
+            kill(actor)
+        except (ray.exceptions.RayError, ValueError, TimeoutError):
+            pass  # it is being restarted, or the one that was killed still has the name
+        await asyncio.sleep(_ASK_AGAIN_S)
+    logger.error("the router does not say its settings: going on with those it has")

@@ -39,6 +39,7 @@ class Placement:
     num_blocks: int
     block_size_tokens: int
     affinity: WorkerId | None = None
+    caller: bytes = b""  # who asks, for policies that keep a caller's requests together
 
     def uncached_tokens(self, num_matched_blocks: int) -> int:
         """Tokens to compute on a worker that holds `num_matched_blocks`; at least one: the last is always run."""

@@ -93,6 +93,9 @@ class Registry:
         record.circuit.record_failure(kind, now_s)
         return record
 
+    def remove(self, worker_id: WorkerId) -> WorkerRecord | None:
+        return self._records.pop(worker_id, None)
+
     def remove_silent(self, now_s: float) -> list[WorkerRecord]:
         """Drops workers whose heartbeat is older than ten times its time to live; they must register again."""
         limit = 10 * self._config.heartbeat_ttl_s

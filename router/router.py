@@ -181,6 +181,14 @@ class Router:
             self._end_of_life(record, now_s)
         self._serve_queue(now_s)
 
+    def forget(self, worker_id: WorkerId) -> None:
+        """The worker is no member any more."""
+        now_s = self._clock()
+        record = self.registry.remove(worker_id)
+        if record is not None:
+            self._end_of_life(record, now_s)
+            self.index.drop_worker(worker_id)
+
     def members(self) -> list[tuple[WorkerInfo, bool]]:
         """Every registered worker, and whether it takes work now."""
         now_s = self._clock()
@@ -309,6 +317,7 @@ class Router:
             return held  # the same request was queued twice
         records = self._with_room(query, now_s)
         if not records:
+            caller=query.tenant_hash + query.user_hash + (query.affinity_key or "").encode(),
             return None
         candidates = [record.load.refresh(now_s) for record in records.values()]
         matches = self.index.match(query.block_keys) if query.block_keys else {}

@@ -26,7 +26,7 @@ from cluster.api.ids import BlockKey, RequestId, WorkerId
 from cluster.api.routing import RouteQuery
 from cluster.api.worker_state import WorkerInfo
 from router.actor import create_router
-from router.config import RouterConfig
+from router.settings import RouterSettings
 
 BLOCK_SIZE = 16
 
@@ -79,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _node_ip_address="127.0.0.1")
     try:
-        router = create_router("measure", RouterConfig(), "watchword", None, "measure")
+        router = create_router("measure", RouterSettings(index_namespace="measure"))
         durations = asyncio.run(measure(router, args.workers, args.blocks, args.decisions, args.in_flight))
     finally:
         ray.shutdown()
