@@ -57,6 +57,7 @@ def worker_settings(config: ClusterConfig) -> WorkerSettings:
         redis_url_file=config.redis_url_file,
         index_namespace=config.index_namespace,
         drain_timeout_s=config.drain_timeout_s,
+        drain_file=config.drain_file,
         quarantine_dir=config.state_dir / "quarantine",
         planted=planted_fault(config.planted_fault),
         first_max_num_seqs=FIRST_AUTO_SEQS if config.max_num_seqs == "auto" else None,
@@ -99,7 +100,7 @@ def _gateway_deployment(config: ClusterConfig) -> serve.Deployment:
         num_replicas=config.gateways,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=config.drain_timeout_s + 10,
+        graceful_shutdown_timeout_s=config.settle_s + config.drain_timeout_s + 10,
         ray_actor_options={"num_cpus": 0.5},
     )
 

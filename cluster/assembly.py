@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from cache_service.block_key import BlockKeyer, ModelIdentity, identity
 from cluster.api.channel import PurgeUser
+from cluster.api.drain_notice import DrainNotice
 from cluster.api.secret import channel_token, load_or_create_secret
 from cluster.api.worker_state import WorkerInfo
 from cluster.auth.authenticator import Authenticator
@@ -59,6 +60,7 @@ class GatewayParts:
     grpc_server: GrpcServer
     router: RemoteRouter
     pool: WorkerPool
+    drain_notice: DrainNotice
     tasks: tuple[asyncio.Task[None], ...]
 
     async def close(self) -> None:
@@ -101,6 +103,11 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
     authenticator = Authenticator(config.keys_path, allow_anonymous=config.is_loopback)
     inspector = Inspector(router, control, keyer, authenticator, sentinel)
 
+    drain_notice = DrainNotice(config.drain_file)
+
+    def is_draining() -> bool:
+        return drain_notice.is_given
+
     async def count_workers() -> int:
         return router.num_workers
 
@@ -115,6 +122,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
         http_config,
         count_workers=count_workers,
         count_quarantined=WorkerHealth(router.stats).count_quarantined,
+        is_draining=is_draining,
         extra_routes=[
             *PromptRoutes(catalog, prompts.watch, http_config, on_change=warmer.sync).routes(),
             *CacheRoutes(core, purge_user).routes(),
@@ -122,11 +130,12 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
         ],
     )
     identity_headers = IdentityHeaders(config.trusted_proxies, config.identity_headers)
-    grpc_server = build_grpc_server(core, authenticator, _grpc_config(config, authenticator), identity_headers)
+    grpc_config = _grpc_config(config, authenticator)
+    grpc_server = build_grpc_server(core, authenticator, grpc_config, identity_headers, is_draining)
     tasks = [asyncio.create_task(warmer.run())]
     if sentinel is not None:
         tasks.append(asyncio.create_task(sentinel.run()))
-    return GatewayParts(http_app, grpc_server, router, pool, tuple(tasks))
+    return GatewayParts(http_app, grpc_server, router, pool, drain_notice, tuple(tasks))
 
 
 def _sentinel(

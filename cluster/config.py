@@ -153,6 +153,12 @@ class TenantShare(BaseModel):
 
     @property
     def index_namespace(self) -> str:
+    drain_settle_s: float | None = Field(
+        None, ge=0, le=600, description="how long /ready says no before the gateway stops; default 5, on loopback 0"
+    )
+    drain_file: Path | None = Field(
+        None, description="while this file is there, made after the start, gateway and worker say that they drain"
+    )
         return "watchword"
 
     @property
@@ -187,6 +193,13 @@ def load_config(
         return ClusterConfig(**merged)
     except ValidationError as error:
         raise InvalidRequestError("; ".join(_explain(item) for item in error.errors())) from None
+    @property
+    def settle_s(self) -> float:
+        """Nobody balances over a loopback address."""
+        if self.drain_settle_s is not None:
+            return self.drain_settle_s
+        return 0.0 if self.is_loopback else 5.0
+
 
 
 def _read_file(path: Path) -> dict[str, Any]:

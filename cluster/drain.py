@@ -1,8 +1,8 @@
 """`python -m cluster.drain`: waits until nobody is connected to the given ports any more. A pod's preStop hook runs it.
 
 A pod that is being deleted leaves its Service at once, but balancers hear of it a moment later, and Ray ends its
-processes as soon as the hook returns. So: let the news settle, then let the open connections end. Standard library
-only, so that it starts fast.
+processes as soon as the hook returns. So: tell the pod's gateway and worker (`--file`, their setting `drain_file`), let
+the news settle, then let the open connections end. Standard library only, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, action="append", required=True, help="may be given several times")
     parser.add_argument("--settle-s", type=float, default=5.0, help="wait at least so long (default: 5)")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="wait at most so long (default: 120)")
+    parser.add_argument("--file", type=Path, help="made first: gateway and worker then say that they drain")
     options = parser.parse_args(arguments)
+    if options.file is not None:
+        options.file.touch()
     left = wait_until_idle(
         lambda: count_connections(options.port), settle_s=options.settle_s, timeout_s=options.timeout_s
     )

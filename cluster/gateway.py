@@ -17,8 +17,10 @@ from contextlib import contextmanager
 import uvicorn
 from ray.serve.handle import DeploymentHandle
 
+from cluster.api.drain_notice import DrainNotice
 from cluster.assembly import GatewayParts, build_gateway_parts
 from cluster.config import ClusterConfig
+from cluster.grpc_server import GrpcServer
 from cluster.http.bounded_head import BoundedHeadProtocol
 from cluster.logs import log_to
 
@@ -60,12 +62,20 @@ class Gateway:
             raise RuntimeError("the HTTP server has ended")
 
     async def __del__(self) -> None:
-        """Serve's word for shutting down: refuse what is new, let streams end."""
+        """Serve's word for shutting down: say so, then refuse what is new, let streams end."""
         if self._http is None:
             return  # it never came up
+        await announce_leave(self._parts.drain_notice, self._grpc, self._config.settle_s)
         self._http.should_exit = True
         await asyncio.gather(self._grpc.stop(self._config.drain_timeout_s), self._serving)
         await self._parts.close()
+
+
+async def announce_leave(notice: DrainNotice, grpc_server: GrpcServer, settle_s: float) -> None:
+    """Readiness says no from here on; requests are still answered until balancers have had time to ask."""
+    notice.give()
+    await grpc_server.tell_health()
+    await asyncio.sleep(settle_s)
 
 
 class _EmbeddedServer(uvicorn.Server):

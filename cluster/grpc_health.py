@@ -76,7 +76,7 @@ class HealthReporter:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._publish()
+        await self.publish()
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
@@ -88,9 +88,10 @@ class HealthReporter:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
-            await self._publish()
+            await self.publish()
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
+        """Asks and tells now."""
         try:
             # A backend that does not answer in time is not ready either.
             is_ready = await asyncio.wait_for(self._is_ready(), timeout=max(1.0, self._period_s))

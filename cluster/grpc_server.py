@@ -6,6 +6,7 @@ grpc.health.v1, cannot see a deadline, and answers an exception with a Ray trace
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,10 @@ class GrpcServer:
         await self._health.start()
         await self._server.start()
 
+    async def tell_health(self) -> None:
+        """Publishes now what would be published within a period."""
+        await self._health.publish()
+
     async def stop(self, grace_s: float) -> None:
         """Health turns first, so that balancers leave; then no new calls, and running ones get `grace_s` to end."""
         self._health.stop()
@@ -72,6 +77,7 @@ def build_grpc_server(
     authenticator: Authenticator,
     config: GrpcServerConfig,
     identity_headers: IdentityHeaders | None = None,
+    is_draining: Callable[[], bool] = lambda: False,
 ) -> GrpcServer:
     """Bound but not started. Raises InvalidRequestError when the address or a TLS file cannot be used."""
     server = grpc.aio.server(options=_options(config))
@@ -83,7 +89,11 @@ def build_grpc_server(
         debug_metadata=config.debug_metadata,
     )
     server.add_generic_rpc_handlers((service.handler(),))
-    health_reporter = HealthReporter(SERVICE_NAME, core.backend.is_ready, config.readiness_period_s)
+
+    async def is_ready() -> bool:
+        return not is_draining() and await core.backend.is_ready()
+
+    health_reporter = HealthReporter(SERVICE_NAME, is_ready, config.readiness_period_s)
     health_pb2_grpc.add_HealthServicer_to_server(health_reporter.servicer, server)
     if config.is_reflection_on:
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Router
@@ -28,6 +28,7 @@ def build_http_app(
     *,
     count_workers: CountWorkers | None = None,
     count_quarantined: CountWorkers | None = None,
+    is_draining: Callable[[], bool] = lambda: False,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Front:
     """`extra_routes` come behind the same door: their handlers find `principal` and `request_id` in request.state."""
@@ -37,7 +38,9 @@ def build_http_app(
             *ResponseRoutes(core, config).routes(),
             *TokenRoutes(core, config).routes(),
             *ModelRoutes(core).routes(),
-            *OperationRoutes(core.backend, metrics, config.version, count_workers, count_quarantined).routes(),
+            *OperationRoutes(
+                core.backend, metrics, config.version, count_workers, count_quarantined, is_draining
+            ).routes(),
             *extra_routes,
         ],
         redirect_slashes=False,

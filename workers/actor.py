@@ -21,6 +21,7 @@ from cache_service.block_key import BlockKeyer
 from cache_service.events import BlockEvent, EventBatch, Snapshot
 from cache_service.index_publisher import IndexPublisher
 from cache_service.redis_index import IndexSettings
+from cluster.api.drain_notice import DrainNotice
 from cluster.api.ids import WorkerId, new_epoch
 from cluster.api.output import RequestOutput
 from cluster.api.secret import channel_token
@@ -58,6 +59,7 @@ class WorkerSettings:
     redis_url_file: Path | None
     index_namespace: str
     drain_timeout_s: float
+    drain_file: Path | None = None  # while it is there, this worker takes no new work
     quarantine_dir: Path | None = None  # where the event log of a quarantined worker is kept
     planted: PlantedFault | None = None
     first_max_num_seqs: int | None = None  # below the engine's own limit until somebody raises it
@@ -72,7 +74,7 @@ class WorkerReplica:
         self._worker_id = WorkerId(f"worker-{serve.get_replica_context().replica_id.unique_id}")
         self._sequence = 0
         self._sequence_lock = threading.Lock()
-        self._is_draining = False
+        self._drain_notice = DrainNotice(settings.drain_file)
         self._is_warm = False
         self._last_snapshot: WorkerSnapshot | None = None
         self._engine_answered_s = math.inf  # until the engine has started
@@ -103,7 +105,7 @@ class WorkerReplica:
 
     async def __del__(self) -> None:
         """Serve's word for shutting down: take nothing new, let streams end, then stop."""
-        self._is_draining = True
+        self._drain_notice.give()
         await self._beat()
         waited = 0.0
         while self._channel.num_requests and waited < self._settings.drain_timeout_s:
@@ -246,7 +248,7 @@ class WorkerReplica:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_step_s=load.decode_step_s,
             request_ids=load.request_ids,
-            is_draining=self._is_draining or not self._is_warm,
+            is_draining=self._drain_notice.is_given or not self._is_warm,
             is_healthy=load.is_healthy,
             counters=counters,
             max_num_seqs=dict(counters)["max_num_seqs"],

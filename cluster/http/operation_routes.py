@@ -21,7 +21,10 @@ CountWorkers = Callable[[], Awaitable[int]]
 
 
 class OperationRoutes:
-    """/ready tells how many workers take work and how many are quarantined, where the assembly can count them."""
+    """/ready tells how many workers take work and how many are quarantined, where the assembly can count them.
+
+    While this gateway drains, /ready and /-/healthz say no although it still answers: balancers leave before it stops.
+    """
 
     def __init__(
         self,
@@ -30,12 +33,14 @@ class OperationRoutes:
         version: str,
         count_workers: CountWorkers | None,
         count_quarantined: CountWorkers | None = None,
+        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self._backend = backend
         self._metrics = metrics
         self._version = version
         self._count_workers = count_workers
         self._count_quarantined = count_quarantined
+        self._is_draining = is_draining
 
     def routes(self) -> list[Route]:
         return [
@@ -50,11 +55,16 @@ class OperationRoutes:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     async def healthz(self, request: Request) -> Response:
+        if self._is_draining():
+            return PlainTextResponse("draining", status_code=503)
         return PlainTextResponse("success")  # the word that KubeRay's probes look for
 
     async def ready(self, request: Request) -> Response:
         num_quarantined = await self._count_quarantined() if self._count_quarantined is not None else 0
-        if await self._backend.is_ready():
+        if self._is_draining():
+            message = "this gateway is about to stop: ask another one"
+            response = error_response(UnavailableError(message, code="draining", retry_after_s=1))
+        elif await self._backend.is_ready():
             status = "degraded" if num_quarantined else "ready"
             response = Response(to_json_bytes({"status": status}), media_type="application/json")
         elif num_quarantined:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 from manifests import KUSTOMIZATIONS, Object, of_kind, ray_groups, ray_service, render
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -91,6 +92,8 @@ def test_workers_are_drained_before_they_end(service: Object) -> None:
         assert command[:3] == ["python", "-m", "cluster.drain"]
         timeout_s = float(command[command.index("--timeout-s") + 1])
         assert timeout_s < spec["terminationGracePeriodSeconds"]
+        (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+        assert command[command.index("--file") + 1] == application["args"]["drain_file"]
 
 
 def test_disruption_budgets_count_pods() -> None:
