@@ -130,6 +130,12 @@ class TenantShare(BaseModel):
     body_timeout_s: float = Field(60.0, gt=0, description="a request's body must have come after so long, else 408")
     request_timeout_s: float = Field(600.0, gt=0, description="longest life of one request")
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running streams may go on at shutdown")
+    drain_settle_s: float | None = Field(
+        None, ge=0, le=600, description="how long /ready says no before the gateway stops; default 5, on loopback 0"
+    )
+    drain_file: Path | None = Field(
+        None, description="while this file is there, made after the start, gateway and worker say that they drain"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> ClusterConfig:
@@ -153,12 +159,6 @@ class TenantShare(BaseModel):
 
     @property
     def index_namespace(self) -> str:
-    drain_settle_s: float | None = Field(
-        None, ge=0, le=600, description="how long /ready says no before the gateway stops; default 5, on loopback 0"
-    )
-    drain_file: Path | None = Field(
-        None, description="while this file is there, made after the start, gateway and worker say that they drain"
-    )
         return "watchword"
 
     @property
@@ -169,6 +169,13 @@ class TenantShare(BaseModel):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def settle_s(self) -> float:
+        """Nobody balances over a loopback address."""
+        if self.drain_settle_s is not None:
+            return self.drain_settle_s
+        return 0.0 if self.is_loopback else 5.0
 
     @property
     def keys_path(self) -> Path:
@@ -193,13 +200,6 @@ def load_config(
         return ClusterConfig(**merged)
     except ValidationError as error:
         raise InvalidRequestError("; ".join(_explain(item) for item in error.errors())) from None
-    @property
-    def settle_s(self) -> float:
-        """Nobody balances over a loopback address."""
-        if self.drain_settle_s is not None:
-            return self.drain_settle_s
-        return 0.0 if self.is_loopback else 5.0
-
 
 
 def _read_file(path: Path) -> dict[str, Any]:
