@@ -317,7 +317,6 @@ class Router:
             return held  # the same request was queued twice
         records = self._with_room(query, now_s)
         if not records:
-            caller=query.tenant_hash + query.user_hash + (query.affinity_key or "").encode(),
             return None
         candidates = [record.load.refresh(now_s) for record in records.values()]
         matches = self.index.match(query.block_keys) if query.block_keys else {}
@@ -327,6 +326,7 @@ class Router:
             num_blocks=len(query.block_keys),
             block_size_tokens=first.info.block_size_tokens,
             affinity=self._affinity.worker_of(query.tenant_hash, query.affinity_key, now_s),
+            caller=query.tenant_hash + query.user_hash + (query.affinity_key or "").encode(),
         )
         chosen = self._policy.choose(placement, candidates, matches, self._random)
         record = records[chosen.worker_id]
