@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cluster.api.errors import OverloadedError, RateLimitedError
 from cluster.api.routing import RouteQuery
@@ -13,6 +14,8 @@ from router.fair_queue import Entry, FairQueue
 from router.rate_limit import RateLimit
 
 MIN_RETRY_AFTER_S = 1.0
+
+Placed = TypeVar("Placed")
 
 
 @dataclass(slots=True)
@@ -107,6 +110,37 @@ class Admission:
         ahead = min(self.queue.queued_cost(), self.queue.queued_cost(query.tenant_hash) / own_share)
         return ahead / self._service_tokens_per_s
 
+    def spare_seqs(self, num_held: int, num_places: int, now_s: float) -> int:
+        """How many requests a worker may hold beyond its sequences, the next one of this tenant included.
+
+        Negative: so many places are kept from the tenant, because it holds its share, `num_held` of the cluster's
+        `num_places`, while others are active. One that holds less may use the places kept from the rest.
+        """
+        config = self._config
+        if not num_held or not config.reserved_seqs_per_worker:
+            return config.extra_seqs_per_worker
+        num_active = self.num_active_tenants(now_s, most=num_places // num_held + 2)
+        if num_active < 2:
+            return config.extra_seqs_per_worker
+        # No extra ones either way: they would only queue in front of the kept place's owner.
+        return config.extra_seqs_per_worker if num_held * num_active < num_places else -config.reserved_seqs_per_worker
+
+    def serve(
+        self, place: Callable[[RouteQuery], Placed | None], now_s: float
+    ) -> Iterator[tuple[Entry[Waiting], Placed]]:
+        """Has `place` put waiting requests somewhere, fairest first, until it says None to all that could be next."""
+        is_progressing = len(self.queue) > 0
+        while is_progressing:
+            is_progressing = False
+            for entry in self.queue.heads():
+                placed = place(entry.item.query)
+                if placed is None:
+                    continue  # no room among *its* candidates; another tenant's may have some
+                self.served(entry, now_s)
+                yield entry, placed
+                is_progressing = len(self.queue) > 0
+                break
+
     def served(self, entry: Entry[Waiting], now_s: float) -> None:
         """`entry` was placed."""
         self.queue.serve(entry)
@@ -119,11 +153,11 @@ class Admission:
             self._service_tokens_per_s += smoothing * (rate - self._service_tokens_per_s)
         self._last_served_s = now_s
 
-    def num_active_tenants(self, now_s: float) -> int:
-        """Counted up to 2: more makes no difference."""
+    def num_active_tenants(self, now_s: float, most: int) -> int:
+        """Counted up to `most`."""
         active = 0
         for tenant in reversed(self._tenants.values()):
-            if now_s - tenant.last_seen_s > self._config.active_window_s or active == 2:
+            if now_s - tenant.last_seen_s > self._config.active_window_s or active >= most:
                 break
             active += 1
         return active

@@ -293,20 +293,11 @@ class Router:
     def _serve_queue(self, now_s: float, watched: Entry[Waiting] | None = None) -> RouteDecision | None:
         """Places waiting requests while there is room, fairest first. Returns the decision for `watched`, if made."""
         result: RouteDecision | None = None
-        is_progressing = len(self.admission.queue) > 0
-        while is_progressing:
-            is_progressing = False
-            for entry in self.admission.queue.heads():
-                decision = self._place(entry.item.query, now_s)
-                if decision is None:
-                    continue  # no room among *its* candidates; another tenant's may have some
-                self.admission.served(entry, now_s)
-                if entry is watched:
-                    result = decision
-                else:
-                    self._futures.pop(entry.item).set_result(decision)
-                is_progressing = len(self.admission.queue) > 0
-                break
+        for entry, decision in self.admission.serve(lambda query: self._place(query, now_s), now_s):
+            if entry is watched:
+                result = decision
+            else:
+                self._futures.pop(entry.item).set_result(decision)
         return result
 
     # -- choosing --------------------------------------------------------------------------------------------------
@@ -335,16 +326,12 @@ class Router:
         return self._decision(record, num_matched)
 
     def _with_room(self, query: RouteQuery, now_s: float) -> dict[WorkerId, WorkerRecord]:
-        config = self.config.admission
-        extra = config.extra_seqs_per_worker
-        reserved = 0
-        if self.reservations.num_running_of(query.tenant_hash) and self.admission.num_active_tenants(now_s) > 1:
-            reserved = config.reserved_seqs_per_worker
+        records = self.registry.eligible(query, now_s)
+        num_places = sum(record.info.max_num_seqs for record in records)
+        spare = self.admission.spare_seqs(self.reservations.num_running_of(query.tenant_hash), num_places, now_s)
         with_room = {}
-        for record in self.registry.eligible(query, now_s):
-            max_num_seqs = record.info.max_num_seqs
-            # With a place reserved the extra ones are closed too: they would only queue in front of its owner.
-            limit = max(1, max_num_seqs - reserved) if reserved else max_num_seqs + extra
+        for record in records:
+            limit = max(1, record.info.max_num_seqs + spare)
             if record.load.candidate.num_running < limit and record.circuit.can_take_work(now_s):
                 with_room[record.info.worker_id] = record
         return with_room

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +15,14 @@ from rich.table import Table
 
 from router.policies.catalog import POLICIES
 from router.simulate.config import EngineKind, SimulationConfig
+from router.simulate.fairness import TenantComparison, compare_tenants, num_simulated, num_tenants
 from router.simulate.generators import GENERATORS, GeneratorConfig
 from router.simulate.loaders import load_trace
-from router.simulate.plot import plot_results
+from router.simulate.plot import plot_results, plot_tenants
 from router.simulate.result import PolicyResult
 from router.simulate.run import policy_names, run_simulation, write_json
 from router.simulate.step_cost import fit_step_cost, load_step_samples
-from router.simulate.trace import TraceRequest
+from router.simulate.trace import TraceRequest, scale_load
 
 app = typer.Typer(add_completion=False)
 
@@ -36,6 +38,10 @@ Examples:
   watchword simulate --generate zipf-1.6 --cache-blocks 400 --policy all
 
   watchword simulate --generate multi-turn --rate 2500 --requests 200000 --workers 1000 --policy watchword,sglang
+
+  watchword simulate --generate tenants --rate 8 --engine shared --max-num-seqs 8 --newcomers-first --policy watchword
+
+Traffic of several tenants is run twice more, each tenant alone and all of them behind the router's admission.
 """
 
 
@@ -53,8 +59,11 @@ def simulate(
     lag: Annotated[str, typer.Option(help="Seconds until replicas learn of one another; never.")] = "0",
     engine: Annotated[EngineKind, typer.Option(help="serial: prefill alone; shared: with decode.")] = EngineKind.SERIAL,
     prefill_rate: Annotated[float, typer.Option(help="Prompt tokens per second of one worker.")] = 6000.0,
-    max_num_seqs: Annotated[int, typer.Option(help="Shared engine: sequences at once.")] = 64,
+    max_num_seqs: Annotated[int, typer.Option(help="Shared engine and admission: sequences at once.")] = 64,
     token_budget: Annotated[int, typer.Option(help="Shared engine: tokens in a step.")] = 2048,
+    newcomers_first: Annotated[
+        bool, typer.Option("--newcomers-first", help="Shared engine: a prompt's first chunk goes before older ones.")
+    ] = False,
     step_times: Annotated[
         Path | None, typer.Option(help="Shared engine: measured steps, lines of [prefill tokens, decoding, seconds].")
     ] = None,
@@ -73,6 +82,7 @@ def simulate(
             prefill_tokens_per_s=prefill_rate,
             max_num_seqs=max_num_seqs,
             token_budget=token_budget,
+            newcomers_first=newcomers_first,
             seed=seed,
         )
         if step_times is not None:
@@ -81,14 +91,19 @@ def simulate(
         traffic = _traffic(trace, generate, GeneratorConfig(requests, rate, seed))
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
-    results = _run(traffic, config, names, load, quiet=quiet)
+    results, fairness = _run(traffic, config, names, load, quiet=quiet)
     if json is not None:
-        write_json(results, json)
+        write_json(results, json, fairness)
     if plot is not None:
         name = trace.stem if trace is not None else str(generate)
-        plot_results(results, plot, f"{name} at {load:g}x, {workers} workers, {cache_blocks} blocks, {engine.value}")
+        title = f"{name} at {load:g}x, {workers} workers, {cache_blocks} blocks, {engine.value}"
+        plot_results(results, plot, title)
+        for policy_name, comparisons in fairness.items():
+            plot_tenants(comparisons, plot.with_stem(f"{plot.stem}-{policy_name}-tenants"), f"{policy_name}: {title}")
     if not quiet:
         Console().print(results_table(results))
+        for policy_name, comparisons in fairness.items():
+            Console().print(tenants_table(policy_name, comparisons))
 
 
 def _traffic(trace: Path | None, generate: str | None, generator: GeneratorConfig) -> list[TraceRequest]:
@@ -103,17 +118,27 @@ def _traffic(trace: Path | None, generate: str | None, generator: GeneratorConfi
 
 def _run(
     traffic: list[TraceRequest], config: SimulationConfig, names: list[str], load: float, *, quiet: bool
-) -> dict[str, PolicyResult]:
+) -> tuple[dict[str, PolicyResult], dict[str, list[TenantComparison]]]:
+    """Of traffic with several tenants also what each policy makes of them."""
     bar = Progress(
         TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True
     )
+    has_tenants = num_tenants(traffic) > 1 and config.num_routers == 1
+    each = len(traffic) + (num_simulated(traffic) if has_tenants else 0)
     with nullcontext() if quiet else bar:
-        task = bar.add_task("requests", total=len(traffic) * len(names))
+        task = bar.add_task("requests", total=each * len(names))
 
         def progress(name: str, count: int) -> None:
             bar.update(task, advance=count, description=name)
 
-        return run_simulation(traffic, config, policies=names, load=load, progress=progress)
+        results = run_simulation(traffic, config, policies=names, load=load, progress=progress)
+        if not has_tenants:
+            return results, {}
+        scaled = scale_load(traffic, load)
+        return results, {
+            name: compare_tenants(scaled, config, name, results[name].tenants, partial(progress, name))
+            for name in names
+        }
 
 
 def results_table(results: dict[str, PolicyResult]) -> Table:
@@ -124,4 +149,19 @@ def results_table(results: dict[str, PolicyResult]) -> Table:
     for name, result in sorted(results.items(), key=lambda item: item[1].ttft_mean_s):
         times = (f"{value:.2f}" for value in (result.ttft_mean_s, result.ttft_p90_s, result.ttft_p99_s))
         table.add_row(name, *times, f"{result.hit_rate:.3f}", f"{result.imbalance:.2f}")
+    return table
+
+
+def tenants_table(policy: str, comparisons: list[TenantComparison]) -> Table:
+    """Times as mean / p95."""
+    title = f"{policy}: time to first token of each tenant, s (mean / p95)"
+    table = Table("tenant", "alone", "no admission", "admission", "p95 to alone", "refused", title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for each in comparisons:
+        runs = (each.alone, each.unguarded, each.admitted)
+        times = (f"{run.ttft_mean_s:.2f} / {run.ttft_p95_s:.2f}" for run in runs)
+        ratio = each.admitted.ttft_p95_s / each.alone.ttft_p95_s if each.alone.ttft_p95_s else math.nan
+        refused = f"{each.admitted.num_refused} of {each.admitted.num_requests}"
+        table.add_row(str(each.alone.tenant), *times, f"{ratio:.1f}", refused)
     return table

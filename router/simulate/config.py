@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from router.config import AdmissionConfig
 from router.simulate.step_cost import StepCost
 
 MEASURED_STEP_COST = StepCost(base_s=0.0674, prefill_token_s=0.000871, decode_seq_s=0.0085)
@@ -31,8 +32,10 @@ class SimulationConfig:
     decode_token_s: float = 0.020
     step_cost: StepCost = MEASURED_STEP_COST  # of shared engines, brought to prefill_tokens_per_s
     token_budget: int = 2048  # of shared engines: tokens in a step
-    max_num_seqs: int = 64  # of shared engines; serial ones decode as many as come
+    max_num_seqs: int = 64  # of shared engines, and what admission counts; serial ones decode as many as come
+    newcomers_first: bool = False  # of shared engines: a prompt's first chunk goes before those begun earlier
     report_period_s: float = 0.5  # of shared engines: how often a worker's snapshot corrects the router
+    admission: AdmissionConfig | None = None  # None: whatever comes is placed at once
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -46,6 +49,8 @@ class SimulationConfig:
         self._require("token_budget", 1, 10_000_000)
         self._require("max_num_seqs", 1, 1_000_000)
         self._require("report_period_s", 0.001, 3600.0)
+        if self.admission is not None and self.num_routers != 1:
+            raise ValueError(f"num_routers is {self.num_routers}, allowed with admission is 1: it has one queue")
 
     def with_step_cost(self, cost: StepCost) -> SimulationConfig:
         return replace(self, step_cost=cost)

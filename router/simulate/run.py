@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from router.policies.catalog import POLICIES, make_policy
 from router.simulate.config import SimulationConfig
+from router.simulate.fairness import TenantComparison
 from router.simulate.result import PolicyResult
 from router.simulate.simulation import Simulation
 from router.simulate.trace import TraceRequest, scale_load
@@ -49,9 +51,16 @@ def run_simulation(
     return results
 
 
-def to_json(results: dict[str, PolicyResult]) -> str:
-    return json.dumps({"policies": {name: result.to_json() for name, result in results.items()}}, indent=1) + "\n"
+Fairness = Mapping[str, Sequence[TenantComparison]]
+"""By policy; empty for traffic of one tenant."""
 
 
-def write_json(results: dict[str, PolicyResult], path: Path) -> None:
-    path.write_text(to_json(results), encoding="utf-8")
+def to_json(results: Mapping[str, PolicyResult], fairness: Fairness | None = None) -> str:
+    values: dict[str, Any] = {"policies": {name: result.to_json() for name, result in results.items()}}
+    for name, comparisons in (fairness or {}).items():
+        values["policies"][name]["fairness"] = [each.to_json() for each in comparisons]
+    return json.dumps(values, indent=1) + "\n"
+
+
+def write_json(results: Mapping[str, PolicyResult], path: Path, fairness: Fairness | None = None) -> None:
+    path.write_text(to_json(results, fairness), encoding="utf-8")

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from router.simulate.engine import EngineEvent
 from router.simulate.step_cost import StepCost
@@ -37,6 +38,7 @@ class _Phase:
 class _Engine:
     clock_s: float = 0.0  # end of the last step that was taken
     step: int = 0
+    newcomers: deque[_Prefill] = field(default_factory=deque)  # no token computed yet; stays empty unless they go first
     prefills: deque[_Prefill] = field(default_factory=deque)
     decoding: list[tuple[int, int]] = field(default_factory=list)  # heap of (last step, request)
     phase: _Phase | None = None
@@ -47,19 +49,27 @@ class _Engine:
 
 
 class SharedEngines:
-    """First come, first served; at most `max_num_seqs` sequences at once, `token_budget` tokens in a step."""
+    """First come, first served; at most `max_num_seqs` sequences at once, `token_budget` tokens in a step.
 
-    def __init__(self, num_workers: int, cost: StepCost, token_budget: int, max_num_seqs: int) -> None:
+    `newcomers_first`: a prompt's first chunk comes before all that was begun earlier, its rest in order of arrival, as
+    Watchword's own scheduler does it. So a short prompt does not wait for a long one.
+    """
+
+    def __init__(
+        self, num_workers: int, cost: StepCost, token_budget: int, max_num_seqs: int, *, newcomers_first: bool = False
+    ) -> None:
         self._cost = cost
         self._token_budget = token_budget
         self._max_num_seqs = max_num_seqs
+        self._newcomers_first = newcomers_first
         rate = token_budget / cost.duration_s(token_budget, 0)
         self._engines = [_Engine(prefill_rate=rate, step_s=cost.duration_s(0, 1)) for _ in range(num_workers)]
         self._ends: list[tuple[float, int, int]] = []  # heap of (end of phase, worker, version)
 
     def submit(self, request: int, worker: int, num_uncached: int, num_output: int, now_s: float) -> None:
         engine = self._engines[worker]
-        engine.prefills.append(_Prefill(request, num_uncached, num_output))
+        queue = engine.newcomers if self._newcomers_first else engine.prefills
+        queue.append(_Prefill(request, num_uncached, num_output))
         engine.num_pending_tokens += num_uncached
         if engine.phase is None:
             engine.clock_s = now_s
@@ -75,8 +85,9 @@ class SharedEngines:
         while self._ends and self._ends[0][0] <= until_s:
             _, worker, version = heapq.heappop(self._ends)
             if version == self._engines[worker].version:
-                yield from self._take(worker)
+                events = list(self._take(worker))
                 self._plan(worker)
+                yield from events  # what they make room for can be submitted meanwhile
 
     def prefill_rate(self, worker: int) -> float:
         return self._engines[worker].prefill_rate
@@ -101,7 +112,12 @@ class SharedEngines:
         budget = max(1, self._token_budget - num_decoding)
         num_slots = self._max_num_seqs - num_decoding
         num_steps, num_tokens = 1_000_000_000, 0
-        if engine.prefills and num_slots > 0:
+        if engine.newcomers and num_slots > len(engine.prefills):
+            num_started = num_slots - len(engine.prefills)
+            fitting = sum(each.num_left for each in islice(engine.newcomers, num_started))
+            fitting += sum(each.num_left for each in engine.prefills)
+            num_steps, num_tokens = 1, min(budget, fitting)
+        elif engine.prefills and num_slots > 0:
             head = engine.prefills[0].num_left
             if head > budget:
                 num_steps, num_tokens = (head - 1) // budget, budget
@@ -138,15 +154,23 @@ class SharedEngines:
 
     def _prefill(self, engine: _Engine, worker: int, num_tokens: int) -> Iterator[EngineEvent]:
         engine.num_pending_tokens -= num_tokens
+        num_started = self._max_num_seqs - len(engine.decoding) - len(engine.prefills)
+        begun: list[_Prefill] = []
         while num_tokens > 0:
-            head = engine.prefills[0]
+            is_new = len(engine.newcomers) > 0 and num_started > 0
+            queue = engine.newcomers if is_new else engine.prefills
+            head = queue[0]
             taken = min(num_tokens, head.num_left)
             head.num_left -= taken
             num_tokens -= taken
+            num_started -= is_new
             if head.num_left == 0:
-                engine.prefills.popleft()
+                queue.popleft()
                 yield EngineEvent(engine.clock_s, head.request, worker, True)
                 heapq.heappush(engine.decoding, (engine.step + max(0, head.num_output - 1), head.request))
+            elif is_new:
+                begun.append(queue.popleft())
+        engine.prefills.extend(begun)
 
     def _measure(self, engine: _Engine, phase: _Phase) -> None:
         """What a worker would report: smoothed over steps."""

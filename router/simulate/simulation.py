@@ -11,6 +11,7 @@ from router.policies.scored import OraclePolicy
 from router.policy import Placement, Policy
 from router.simulate.config import EngineKind, SimulationConfig
 from router.simulate.engine import EngineEvent, SerialEngines, SimulatedEngines
+from router.simulate.front_queue import FrontQueue, Turn
 from router.simulate.lru_cache import LruCache
 from router.simulate.owner_index import OwnerIndex
 from router.simulate.result import PolicyResult, summarize
@@ -28,12 +29,14 @@ def make_engines(config: SimulationConfig) -> SimulatedEngines:
     if config.engine is EngineKind.SERIAL:
         return SerialEngines(config.num_workers, config.prefill_tokens_per_s, config.decode_token_s)
     cost = config.step_cost.at_rate(config.prefill_tokens_per_s, config.token_budget)
-    return SharedEngines(config.num_workers, cost, config.token_budget, config.max_num_seqs)
+    return SharedEngines(
+        config.num_workers, cost, config.token_budget, config.max_num_seqs, newcomers_first=config.newcomers_first
+    )
 
 
 class Simulation:
-    """Requests are placed when they arrive; a worker's cache holds a prompt's blocks from then on, because what comes
-    later on that worker also runs later."""
+    """Requests are placed when they arrive, or when admission gives them their turn; a worker's cache holds a prompt's
+    blocks from then on, because what comes later on that worker also runs later."""
 
     def __init__(self, config: SimulationConfig, policy: Policy) -> None:
         self._config = config
@@ -49,26 +52,34 @@ class Simulation:
         self._next_sync_s = 0.0 if self._replicas[0] is not self._truth and self._lag_s < math.inf else math.inf
         self._changes: list[CacheChange] = []
         self._worker_of: dict[int, tuple[int, ReplicaView]] = {}
+        self._queue: FrontQueue | None = None
+        if config.admission is not None:
+            self._queue = FrontQueue(config.admission, config.num_workers, config.max_num_seqs, self._place)
+        self._requests: Sequence[TraceRequest] = ()
         self._request_ids: list[RequestId] = []
         self.first_token_s: list[float] = []
         self.placed = [0] * config.num_workers
         self.num_hit_blocks = 0
+        self._num_blocks = 0  # of the prompts that were placed
 
     def run(self, requests: Sequence[TraceRequest], progress: Progress | None = None) -> PolicyResult:
+        self._requests = requests
         self._request_ids = [RequestId(str(number)) for number in range(len(requests))]
-        self.first_token_s = [0.0] * len(requests)
+        self.first_token_s = [math.nan] * len(requests)
         for number, request in enumerate(requests):
             self._sync_until(request.arrival_s)
             self._advance(request.arrival_s)
-            self._place(number, request)
+            if self._queue is None:
+                self._place(Turn(number, request, request.arrival_s, _UNLIMITED_SEQS))
+            else:
+                self._queue.arrive(number, request, request.arrival_s)
             if progress is not None and number % PROGRESS_STEP == PROGRESS_STEP - 1:
                 progress(PROGRESS_STEP)
         self._advance(float("inf"))
         if progress is not None:
             progress(len(requests) % PROGRESS_STEP)
         ttft_s = [at_s - request.arrival_s for at_s, request in zip(self.first_token_s, requests, strict=True)]
-        num_blocks = sum(len(request.block_ids) for request in requests)
-        return summarize(ttft_s, [r.tenant for r in requests], self.num_hit_blocks, num_blocks, self.placed)
+        return summarize(ttft_s, [r.tenant for r in requests], self.num_hit_blocks, self._num_blocks, self.placed)
 
     def _new_book(self) -> LoadBook:
         config = self._config
@@ -97,24 +108,28 @@ class Simulation:
         is_told = config.lag_s < math.inf
         return None if is_told else [LruCache(config.cache_blocks) for _ in range(config.num_workers)]
 
-    def _place(self, number: int, request: TraceRequest) -> None:
-        now_s = request.arrival_s
-        view = self._replicas[number % len(self._replicas)]
+    def _place(self, turn: Turn) -> bool:
+        """False when no worker has room."""
+        request, now_s = turn.request, turn.now_s
+        view = self._replicas[turn.number % len(self._replicas)]
         if view is self._truth and self._config.engine is EngineKind.SHARED:
             self._sync(now_s)  # exact state: as of this moment
+        candidates = view.book.refresh(now_s)
+        if turn.most_seqs < _UNLIMITED_SEQS:
+            candidates = [each for each in candidates if each.num_running < turn.most_seqs]
+            if not candidates:
+                return False
         placement = Placement(request.num_prompt_tokens, len(request.block_ids), self._config.block_size_tokens)
         believed = view.index.match(request.block_ids)
-        chosen = self._policy.choose(placement, view.book.refresh(now_s), believed, self._random)
-        worker = self._numbers[chosen.worker_id]
+        chosen = self._policy.choose(placement, candidates, believed, self._random)
         num_hit = believed.get(chosen.worker_id, 0)
         if view is not self._truth:
             num_hit = self._truth.index.match(request.block_ids).get(chosen.worker_id, 0)
-        self._take(number, request, worker, num_hit, placement, view)
+        self._take(turn, self._numbers[chosen.worker_id], num_hit, placement, view)
+        return True
 
-    def _take(
-        self, number: int, request: TraceRequest, worker: int, num_hit: int, placement: Placement, view: ReplicaView
-    ) -> None:
-        now_s = request.arrival_s
+    def _take(self, turn: Turn, worker: int, num_hit: int, placement: Placement, view: ReplicaView) -> None:
+        number, request, now_s, _ = turn
         num_uncached = placement.uncached_tokens(num_hit)
         stored, evicted = self._caches[worker].use(request.block_ids)
         change = CacheChange(worker, view.number, stored, evicted)
@@ -128,6 +143,7 @@ class Simulation:
         self._engines.submit(number, worker, num_uncached, request.num_output_tokens, now_s)
         self.placed[worker] += 1
         self.num_hit_blocks += num_hit
+        self._num_blocks += len(request.block_ids)
 
     def _advance(self, until_s: float) -> None:
         for event in self._engines.advance(until_s):
@@ -145,6 +161,8 @@ class Simulation:
             del self._worker_of[event.request]
             for book in books:
                 book.end(request_id, worker, event.time_s)
+            if self._queue is not None:
+                self._queue.end(self._requests[event.request], event.time_s)
 
     def _sync_until(self, until_s: float) -> None:
         """All replicas learn at the same moments, `lag_s` apart. That is the worst case: they err in the same way."""

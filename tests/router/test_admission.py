@@ -121,6 +121,17 @@ class TestAdmission:
         other = query("other", 1000, tenant_hash=b"other")
         assert admission.expected_wait_s(other.tenant_hash, other) < 1.0  # the queue is another tenant's
 
+    def test_places_are_kept_from_who_holds_its_share_while_others_are_active(self) -> None:
+        admission = Admission(AdmissionConfig(extra_seqs_per_worker=2, reserved_seqs_per_worker=1))
+        admission.check_rate(query("a", tenant_hash=b"a"), 0.0)
+        assert admission.spare_seqs(60, num_places=64, now_s=1.0) == 2  # nobody else is there
+        admission.check_rate(query("b", tenant_hash=b"b"), 2.0)
+        assert [admission.spare_seqs(held, 64, 2.0) for held in (0, 1, 31, 32, 60)] == [2, 2, 2, -1, -1]
+        for name in (b"c", b"d"):
+            admission.check_rate(query("r", tenant_hash=name), 3.0)
+        assert [admission.spare_seqs(held, 64, 3.0) for held in (0, 15, 16)] == [2, 2, -1]
+        assert admission.spare_seqs(60, 64, 3.0 + 601.0) == 2
+
 
 class FakeCluster:
     """Serves placed requests in virtual time: each takes `service_s` on its slot."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,12 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.api.ids import WorkerId
+from router.config import AdmissionConfig
 from router.policies.catalog import POLICIES, make_policy
 from router.policies.scored import OraclePolicy
 from router.policies.watchword import WatchwordPolicy
 from router.policy import Policy
 from router.simulate.cli import app
 from router.simulate.config import EngineKind, SimulationConfig
+from router.simulate.fairness import compare_tenants
 from router.simulate.generators import GENERATORS, GeneratorConfig, multi_turn, prefix_repetition, tenants
 from router.simulate.loaders import load_trace
 from router.simulate.lru_cache import LruCache
@@ -110,6 +113,17 @@ class TestSharedEngine:
 
         assert run(1e9) == run(0.37)
         assert len(run(1e9)) == 120
+
+    def test_newcomers_go_first_with_one_chunk(self) -> None:
+        engines = SharedEngines(1, self.COST, token_budget=100, max_num_seqs=3, newcomers_first=True)
+        engines.submit(0, 0, 350, 1, 0.0)
+        engines.submit(1, 0, 120, 1, 1.0)  # while step 1 computes 100 tokens of request 0, 0-2 s
+        engines.submit(2, 0, 30, 1, 3.0)
+        # Step 2, 2-4 s: 100 of request 1. Step 3, 4-6 s: all 30 of request 2, 70 of request 0, which goes before the
+        # rest of request 1. Steps 4 and 5, 6-10 s: 180 of request 0, then the 20 of request 1.
+        assert self.events(engines, 100) == [
+            (6.0, 2, True), (6.0, 2, False), (10.0, 0, True), (10.0, 1, True), (10.0, 0, False), (10.0, 1, False)
+        ]  # fmt: skip
 
     def test_a_fit_recovers_the_cost_that_made_the_samples(self) -> None:
         cost = StepCost(0.01, 0.0004, 0.003)
@@ -211,6 +225,50 @@ class TestPolicies:
             assert 0.5 < result.hit_rate < 1
 
 
+class TestAdmission:
+    """100 tokens a block at 100 tokens/s, one worker, one place, which is free again just after the first token."""
+
+    ONE_PLACE = AdmissionConfig(extra_seqs_per_worker=0, reserved_seqs_per_worker=0)
+
+    def first_tokens(self, trace: list[TraceRequest], admission: AdmissionConfig) -> list[float]:
+        simulation = Simulation(config(max_num_seqs=1, decode_token_s=1e-9, admission=admission), WatchwordPolicy())
+        result = simulation.run(trace)
+        assert sum(each.num_refused for each in result.tenants) == sum(map(math.isnan, simulation.first_token_s))
+        return simulation.first_token_s
+
+    def trace(self) -> list[TraceRequest]:
+        """Tenant 0 sends four prompts of 2 s at once, tenant 1 one of 1 s a little later."""
+        flood = [request(0, 10 + n, 20 + n) for n in range(4)]
+        return [*flood, replace(request(0.5, 1), tenant=1)]
+
+    def test_tenants_take_turns(self) -> None:
+        assert self.first_tokens(self.trace(), self.ONE_PLACE) == pytest.approx([2, 5, 7, 9, 3])
+
+    def test_who_waits_too_long_is_refused(self) -> None:
+        admission = replace(self.ONE_PLACE, max_queue_wait_s=4.5)
+        assert self.first_tokens(self.trace(), admission) == pytest.approx([2, 5, math.nan, math.nan, 3], nan_ok=True)
+
+    def test_a_full_queue_sheds_from_the_longest(self) -> None:
+        admission = replace(self.ONE_PLACE, max_queued_requests=2)
+        assert self.first_tokens(self.trace(), admission) == pytest.approx([2, 5, math.nan, math.nan, 3], nan_ok=True)
+
+    def test_it_has_one_queue(self) -> None:
+        with pytest.raises(ValueError, match="num_routers is 2"):
+            config(num_routers=2, admission=AdmissionConfig())
+
+    def test_a_flood_drowns_the_others_without_and_not_with_it(self) -> None:
+        trace = tenants(GeneratorConfig(600, 8.0))
+        settings = SimulationConfig(engine=EngineKind.SHARED, max_num_seqs=8, newcomers_first=True)
+        together = Simulation(settings, WatchwordPolicy()).run(trace).tenants
+        flood, *others = compare_tenants(trace, settings, "watchword", together)
+        assert flood.admitted.ttft_mean_s > 10.0  # the guarded thing is there: more comes than can be served
+        for other in others:
+            assert other.unguarded.ttft_mean_s > 5.0
+            assert other.admitted.ttft_mean_s < 0.25 * other.unguarded.ttft_mean_s
+            assert other.admitted.num_refused == 0
+            assert other.alone.num_requests == other.admitted.num_requests > 0
+
+
 class TestGenerators:
     @pytest.mark.parametrize("name", GENERATORS)
     def test_requests_are_in_order_and_as_many_and_as_fast_as_asked(self, name: str) -> None:
@@ -289,6 +347,18 @@ class TestCommand:
             assert {"ttft_mean_s", "ttft_p90_s", "ttft_p99_s", "hit_rate", "imbalance"} <= values.keys()
         assert picture.stat().st_size > 1000
         assert "watchword" in outcome.output
+
+    def test_several_tenants_are_compared(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        out, picture = tmp_path / "o.json", tmp_path / "o.png"
+        arguments = ["--generate", "tenants", "--requests", "200", "--policy", "watchword", "--engine", "shared"]
+        outcome = CliRunner().invoke(app, [*arguments, "--json", str(out), "--plot", str(picture)])
+        assert outcome.exit_code == 0, outcome.output
+        fairness = json.loads(out.read_text())["policies"]["watchword"]["fairness"]
+        assert [each["tenant"] for each in fairness] == [0, 1, 2, 3]
+        assert all({"alone", "without_admission", "with_admission"} <= each.keys() for each in fairness)
+        assert "refused" in outcome.output
+        assert (tmp_path / "o-watchword-tenants.png").stat().st_size > 1000
 
     @pytest.mark.parametrize(
         "arguments",
