@@ -18,7 +18,7 @@ from cache_service.index_publisher import IndexPublisher
 from cache_service.redis_index import IndexSettings
 from cluster.api.ids import BlockKey, WorkerId
 from router.actor import RouterActor
-from router.config import RouterConfig
+from router.settings import RouterSettings
 
 NUM_WORKERS, BLOCKS_PER_WORKER = 4, 50_000
 NAMESPACE = "rebuild"
@@ -76,9 +76,8 @@ async def test_200_000_blocks_are_known_again_within_3_s(redis_url: str, tmp_pat
 async def rebuild(url_file: Path, contents: dict[WorkerId, tuple[BlockKey, ...]]) -> float:
     """Seconds from the start to the first placement that knows everything."""
     started = time.monotonic()
-    actor = RouterActor(
-        RouterConfig(), "watchword", url_file, NAMESPACE
-    )  # what Ray does after a crash: the same arguments again
+    # What Ray does after a crash: the same arguments again.
+    actor = RouterActor(RouterSettings(redis_url_file=url_file, index_namespace=NAMESPACE))
     hearts = [asyncio.create_task(beat(actor, worker_id)) for worker_id in contents]
     async with asyncio.timeout(60):
         while (await actor.num_indexed_blocks()) < NUM_WORKERS * BLOCKS_PER_WORKER:  # noqa: ASYNC110
