@@ -17,7 +17,9 @@ def experiment(
     embedded: Annotated[bool, typer.Option("--embedded", help="start an engine in this process (default)")] = False,
     url: Annotated[str | None, typer.Option(help="run against this OpenAI-compatible server instead")] = None,
     api_key: Annotated[str | None, typer.Option(help="key for --url", envvar="WATCHWORD_API_KEY")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds of two marked requests each")] = DEFAULT_ROUNDS,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="rounds of two marked requests each; --planted: at most 4 a stage")
+    ] = DEFAULT_ROUNDS,
     model: Annotated[str | None, typer.Option(help="model folder, GGUF file, hub id, or name at --url")] = None,
     wording: Annotated[str, typer.Option(help="wordings by name, comma-separated, or 'all'")] = "system-last,confirmed",
     seed: Annotated[int | None, typer.Option(help="same seed, same prompts and arrivals")] = None,
@@ -38,9 +40,13 @@ def experiment(
     requests: Annotated[
         int | None, typer.Option(min=1, help="a long run on the clean engine: so many requests, resumable")
     ] = None,
-    state_file: Annotated[Path, typer.Option("--state", help="where a long run keeps what is done")] = Path(
-        "isolation.json"
-    ),
+    state_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            help="where --requests (default isolation.json) and --planted (default nowhere) keep what is done",
+        ),
+    ] = None,
     chinese_must_obey: Annotated[bool, typer.Option(help="void the run when Chinese prompts are not obeyed")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the results here")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write a report with plots here")] = None,

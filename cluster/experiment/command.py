@@ -34,6 +34,7 @@ class ExperimentOptions:
     model: str | None = None
     wording: str = "system-last,confirmed"
     seed: int | None = None
+    given_seed: int | None = None  # None where `seed` was drawn
     replay: Path | None = None
     record: Path | None = None
     exact: bool = True
@@ -43,7 +44,7 @@ class ExperimentOptions:
     fault: str | None = None
     timing: bool = False
     requests: int | None = None
-    state_file: Path = Path("isolation.json")
+    state_file: Path | None = None
     chinese_must_obey: bool = False
     json_file: Path | None = None
     html_file: Path | None = None
@@ -63,7 +64,7 @@ async def run_command(options: ExperimentOptions) -> int:
     # Torch takes seconds to import, and nothing above needs it.
     from cluster.experiment.embedded_command import run_embedded
 
-    return await run_embedded(console, replace(options, seed=seed))
+    return await run_embedded(console, replace(options, seed=seed, given_seed=options.seed))
 
 
 def workload_of(options: ExperimentOptions) -> Workload:

@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -15,13 +16,15 @@ from cluster.experiment.command import ExperimentOptions, plan_of, report, workl
 from cluster.experiment.condition import MAX_BLOCKS, Condition, baseline, default_engine
 from cluster.experiment.event_file import BlockEvent
 from cluster.experiment.faults.catalog import planted_faults
+from cluster.experiment.faults.fault import Fault
 from cluster.experiment.faults.stages import make_stages
 from cluster.experiment.locate import Evidence, locate
 from cluster.experiment.long_run import LongRun, continue_run
 from cluster.experiment.matrix import matrix
 from cluster.experiment.neighbours import depends_on_neighbours
 from cluster.experiment.plan import Plan
-from cluster.experiment.planted import Investigator, investigate_blind
+from cluster.experiment.planted import Case, Investigator, investigate_blind
+from cluster.experiment.planted_state import PlantedState
 from cluster.experiment.report_planted import planted_record, print_planted
 from cluster.experiment.report_text import LiveProgress, print_bisection
 from cluster.experiment.report_timing import print_timing
@@ -39,6 +42,7 @@ from cluster.experiment.verdict import MIN_SHARED_ROUNDS, Status
 from workers.config import EngineConfig
 
 _PLANTED_ROUNDS = 4
+_LONG_RUN_STATE = Path("isolation.json")
 
 
 async def run_embedded(console: Console, options: ExperimentOptions) -> int:
@@ -47,19 +51,7 @@ async def run_embedded(console: Console, options: ExperimentOptions) -> int:
     console.print(f"seed {options.seed}; loading the model …")
     loaded = load_model(options.model)
     if options.planted:
-        logging.getLogger("workers").setLevel(logging.CRITICAL)  # the alarms are what is wanted here, by the hundred
-        stages = make_stages(loaded, options.seed, _PLANTED_ROUNDS)
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("planted faults", total=len(faults))
-            cases = await investigate_blind(
-                Investigator(loaded, stages),
-                faults,
-                random.Random(options.seed),
-                lambda count: bar.update(task, completed=count),
-            )
-        print_planted(console, faults, cases)
-        write_json(options.json_file, planted_record(faults, cases))
-        return int(Status.CLEAN if all(case.found_by for case in cases.values()) else Status.VOID)
+        return await _planted(console, options, loaded, faults)
     if options.requests is not None:
         return await _long_run(console, options, loaded)
     if options.timing:
@@ -70,10 +62,34 @@ async def run_embedded(console: Console, options: ExperimentOptions) -> int:
     return await _one_condition(console, options, loaded, parts)
 
 
+async def _planted(console: Console, options: ExperimentOptions, loaded: LoadedModel, faults: Sequence[Fault]) -> int:
+    """Those that the state file does not know yet; the report is on all of them."""
+    logging.getLogger("workers").setLevel(logging.CRITICAL)  # the alarms are what is wanted here, by the hundred
+    num_rounds = min(options.rounds, _PLANTED_ROUNDS)
+    state = PlantedState.load(options.state_file, loaded.name, options.given_seed, num_rounds, options.seed or 0)
+    left = [fault for fault in faults if fault.name not in state.cases]
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("planted faults", total=len(faults), completed=len(faults) - len(left))
+
+        def keep(name: str, case: Case) -> None:
+            state.add(name, case)
+            bar.update(task, advance=1)
+            if not console.is_terminal:  # a log file gets a line instead of a bar
+                console.print(f"{len(state.cases)} done: {name}", markup=False)
+
+        investigator = Investigator(loaded, make_stages(loaded, state.seed, num_rounds))
+        await investigate_blind(investigator, left, random.Random(state.seed), keep)
+    cases = {fault.name: state.cases[fault.name] for fault in faults}
+    print_planted(console, faults, cases)
+    write_json(options.json_file, planted_record(faults, cases))
+    return int(Status.CLEAN if all(case.found_by for case in cases.values()) else Status.VOID)
+
+
 async def _long_run(console: Console, options: ExperimentOptions, loaded: LoadedModel) -> int:
     """Zero false alarms on the clean engine; goes on where the state file says an earlier run stopped."""
     assert options.requests is not None
-    state = LongRun.load(options.state_file, options.seed or 0)
+    path = options.state_file or _LONG_RUN_STATE
+    state = LongRun.load(path, options.seed or 0)
     load = workload_of(options)
     conditions = [
         baseline(load),
@@ -84,7 +100,7 @@ async def _long_run(console: Console, options: ExperimentOptions, loaded: Loaded
         task = bar.add_task("requests", total=options.requests, completed=state.num_requests)
         await continue_run(
             state,
-            options.state_file,
+            path,
             loaded,
             conditions,
             num_requests=options.requests,

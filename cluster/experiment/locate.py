@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cluster.experiment.bisect import ALONE, BATCHING, LAYOUT, PREFIX_CACHE, PRESSURE
 from cluster.experiment.component import Component
 from cluster.experiment.finding import Finding, OracleName
+from cluster.experiment.reuse_oracle import FOREIGN_REUSE, SESSION_BOUNDARY
 from cluster.experiment.targets.indexed_group import STALE_HITS
 from cluster.experiment.targets.round_driver import FAILED_ASSERTION
 from workers.config import Layout
@@ -40,6 +41,13 @@ class Evidence:
     layout: Layout
     depends_on_neighbours: bool | None = None
 
+    @property
+    def boundaries(self) -> frozenset[str]:
+        """What shared blocks crossed, where the event log shows whose they were."""
+        return frozenset(
+            str(finding.evidence["boundary"]) for finding in self.findings if finding.kind == FOREIGN_REUSE
+        )
+
     def kinds(self, oracle: OracleName) -> frozenset[str]:
         return frozenset(finding.kind for finding in self.findings if finding.oracle is oracle)
 
@@ -64,6 +72,8 @@ def _by_counter(evidence: Evidence) -> Component | None:
 
 def _by_structure(evidence: Evidence) -> Component | None:
     kinds = evidence.kinds(OracleName.STRUCTURE)
+    if evidence.boundaries == {SESSION_BOUNDARY}:
+        return Component.SESSION  # every block that changed hands stayed with its user
     if PRESSURE in evidence.cleared and kinds & {"table", "content", "foreign", "shared_write"}:
         return Component.BLOCK_POOL  # a wrong key needs no full pool; a block that was taken away does
     if "table" in kinds and PREFIX_CACHE in evidence.cleared:
@@ -73,7 +83,7 @@ def _by_structure(evidence: Evidence) -> Component | None:
     named = _first(_OF_STRUCTURE.get(kind) for kind in _OF_STRUCTURE if kind in kinds)
     if named is not None:
         return named
-    if "foreign" in kinds:
+    if kinds & {"foreign", FOREIGN_REUSE}:
         return Component.KEY if PREFIX_CACHE in evidence.cleared else Component.BLOCK_POOL
     if "unwritten" in kinds:
         return Component.PREFIX_CACHE if PREFIX_CACHE in evidence.cleared else Component.SCHEDULER

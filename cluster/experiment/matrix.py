@@ -40,6 +40,7 @@ def _traffic(base: Workload, long_words: int) -> Iterator[Condition]:
     yield condition("none streaming", stream=False)
     yield condition("multi-turn, marker four turns ago", num_turns=4)
     yield condition("registered template, shared variables", regions=REGIONS, concurrency=4)
+    yield condition("two sessions of one user", num_sessions=2, context_words=(60, 60), prefix_similarity=1.0)
     yield replace(condition("two workers", num_fillers=4, concurrency=4), num_workers=2)
     yield replace(condition("worker restart"), restart_every=2)
     indexed = condition("two workers behind the index, restarts", num_fillers=4, concurrency=4)

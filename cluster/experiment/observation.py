@@ -51,6 +51,17 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
+class Reuse:
+    """A request took a block that another one wrote, by the engine's event log. `writer` None: no longer known."""
+
+    reader: str
+    writer: str | None
+    scope: str | None
+    step: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundObservation:
     """`counters` are the increments of the engine's own counters over the round."""
 
@@ -60,4 +71,5 @@ class RoundObservation:
     num_evictions: int | None = None
     num_preemptions: int | None = None
     violations: tuple[Violation, ...] = ()
+    reuses: tuple[Reuse, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -43,6 +43,7 @@ class PlannedRequest:
     stream: bool = False
     abort_after_tokens: int | None = None
     num_choices: int = 1
+    session: str | None = None  # conversation of the user's; None: the request names none
     region: str | None = None  # value of the registered template's shared variable; None: a raw request
     ignore_eos: bool = False
     is_scrambled: bool = False  # sends the prompt's tokens in reverse: other content of the same length
@@ -102,8 +103,9 @@ class _Planner:
         wording = WORDINGS[load.wordings[index % len(load.wordings)]]
         roles = [FILLER] * load.num_fillers + [_role(number) for number in range(load.concurrency)]
         # A and B belong to one user in every other round: a leak between two conversations of one user counts too.
-        users = self._rng.sample(_USERS, len(_USERS))
-        num_users = 1 if index % 2 else len(users)
+        # Where conversations are named, all are the same user's in every round: only the session tells them apart.
+        users = _USERS if load.num_sessions else self._rng.sample(_USERS, len(_USERS))
+        num_users = 1 if index % 2 or load.num_sessions else len(users)
         requests = []
         for number, role in enumerate(roles):
             name = f"r{index}.{role}" if role != FILLER else f"r{index}.filler{number}"
@@ -129,6 +131,7 @@ class _Planner:
             arrival_step=number * load.arrival_gap_steps,
             stream=number % 2 == 0 if load.stream is None else load.stream,
             abort_after_tokens=rng.randint(1, 8) if aborts else None,
+            session=f"conversation {number % load.num_sessions}" if load.num_sessions else None,
             region=rng.choice(load.regions) if load.regions else None,
             ignore_eos=load.ignore_eos,
             **sampling,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.experiment.bisect import PREFIX_CACHE, Trial, bisect, cleared_by, switches
+from cluster.experiment.bisect import PREFIX_CACHE, bisect, cleared_by, switches
 from cluster.experiment.component import Component
 from cluster.experiment.faults.fault import Fault
 from cluster.experiment.faults.stages import Stage
@@ -15,6 +15,7 @@ from cluster.experiment.locate import Evidence, locate
 from cluster.experiment.neighbours import depends_on_neighbours
 from cluster.experiment.oracles import ExactnessOracle, Oracle, StructureOracle
 from cluster.experiment.plan import Plan
+from cluster.experiment.reuse_oracle import ReuseOracle
 from cluster.experiment.runner import ExperimentResult, run_experiment
 from cluster.experiment.targets.embedded import ALARM_COUNTERS
 from cluster.experiment.targets.indexed_group import STALE_HITS
@@ -38,7 +39,6 @@ class Case:
     named: Component | None
     stage: str | None
     oracles: frozenset[OracleName]
-    trials: tuple[Trial, ...] = ()
 
 
 class Investigator:
@@ -78,7 +78,7 @@ class Investigator:
         oracles = frozenset(finding.oracle for finding in findings)
         found_by = next(oracle for oracle in _BY_SIMPLICITY if oracle in oracles)
         requests = min(_requests_until(result, found_by) for result in (unchecked, checked) if _has(result, found_by))
-        return Case(found_by, requests, named, stage.condition.name, oracles, tuple(trials))
+        return Case(found_by, requests, named, stage.condition.name, oracles)
 
     async def _depends_on_neighbours(
         self, stage: Stage, findings: Sequence[Finding], cleared: frozenset[str], make_parts: MakeParts
@@ -107,7 +107,7 @@ class Investigator:
     ) -> ExperimentResult:
         config = replace(config or stage.condition.engine, isolation_check=check)
         # Where the check stops a request, its answer must differ from the solo run's: that is no second finding.
-        oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS | {STALE_HITS})]
+        oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS | {STALE_HITS}), ReuseOracle()]
         if check is IsolationCheck.OFF:
             oracles.append(self._exactness)
         return await run_experiment(
@@ -120,16 +120,13 @@ class Investigator:
 
 
 async def investigate_blind(
-    investigator: Investigator, faults: Sequence[Fault], rng: random.Random, progress: Callable[[int], None]
-) -> dict[str, Case]:
-    """In shuffled order. The investigator gets the parts alone; names are put back afterwards."""
-    order = list(range(len(faults)))
+    investigator: Investigator, faults: Sequence[Fault], rng: random.Random, keep: Callable[[str, Case], None]
+) -> None:
+    """In shuffled order. The investigator gets the parts alone; `keep` puts the names back afterwards."""
+    order = list(faults)
     rng.shuffle(order)
-    cases = {}
-    for count, index in enumerate(order, start=1):
-        cases[faults[index].name] = await investigator.investigate(faults[index].make_parts)
-        progress(count)
-    return {fault.name: cases[fault.name] for fault in faults}
+    for fault in order:
+        keep(fault.name, await investigator.investigate(fault.make_parts))
 
 
 def _up_to_first(plan: Plan, result: ExperimentResult) -> Plan:

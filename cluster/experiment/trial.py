@@ -6,6 +6,7 @@ from cache_service.prefix_index import InMemoryPrefixIndex
 from cluster.experiment.condition import Condition, fit_pool
 from cluster.experiment.oracles import ExactnessOracle, Oracle, StructureOracle
 from cluster.experiment.plan import Plan
+from cluster.experiment.reuse_oracle import ReuseOracle
 from cluster.experiment.targets.embedded import ALARM_COUNTERS, EmbeddedTarget
 from cluster.experiment.targets.indexed_group import STALE_HITS, IndexedGroup
 from cluster.experiment.targets.solo import SoloEngine
@@ -36,7 +37,7 @@ def make_target(loaded: LoadedModel, condition: Condition, parts: StackParts | N
 
 def make_oracles(loaded: LoadedModel, condition: Condition, *, is_exact: bool = True) -> list[Oracle]:
     """Structure and counters always; exactness costs one solo run per request."""
-    oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS | {STALE_HITS})]
+    oracles: list[Oracle] = [StructureOracle(ALARM_COUNTERS | {STALE_HITS}), ReuseOracle()]
     return (
         [*oracles, ExactnessOracle(SoloEngine(loaded, condition.engine, with_template=condition.with_template))]
         if is_exact

@@ -23,6 +23,7 @@ class Workload:
     stream: bool | None = None  # None: every other request streams
     abort_fraction: float = 0.0  # of the fillers, cut off after a few tokens
     regions: tuple[str, ...] = ()  # values of a registered template's shared variable; empty: raw requests
+    num_sessions: int = 0  # conversations of one user, each with a session id; 0: many users without session ids
     ignore_eos: bool = False  # answers as long as max_tokens allows
     arrival_gap_steps: int = 1  # engine steps between two arrivals of a round
 
@@ -33,6 +34,7 @@ class Workload:
         _check("prefix_similarity", self.prefix_similarity, 0, 1)
         _check("abort_fraction", self.abort_fraction, 0, 1)
         _check("num_turns", self.num_turns, 1, 32)
+        _check("num_sessions", self.num_sessions, 0, 64)
         unknown = [name for name in self.wordings if name not in WORDINGS]
         if unknown or not self.wordings:
             raise ValueError(f"wordings {list(self.wordings)}, wanted some of {', '.join(WORDINGS)}")

@@ -7,7 +7,18 @@ import os
 from pathlib import Path
 
 from cluster.api.errors import InvalidRequestError, PermissionDeniedError
-from cluster.experiment.faults import blocks, index, keys, layout, packing, prefix, sampling, scheduling, serving
+from cluster.experiment.faults import (
+    blocks,
+    index,
+    keys,
+    layout,
+    packing,
+    prefix,
+    sampling,
+    scheduling,
+    serving,
+    session,
+)
 from cluster.experiment.faults.fault import Fault
 
 GATE = "WATCHWORD_ALLOW_PLANTED_FAULTS"
@@ -21,6 +32,7 @@ _ALL = (
     *sampling.FAULTS,
     *serving.FAULTS,
     *index.FAULTS,
+    *session.FAULTS,
 )
 
 

@@ -125,7 +125,7 @@ def _pool_with(cache: type[PrefixCache]) -> type[BlockPool]:
     return Pool
 
 
-def _with(keyer: type[BlockKeyer], cache: type[PrefixCache]) -> Callable[[], StackParts]:
+def with_keys(keyer: type[BlockKeyer], cache: type[PrefixCache]) -> Callable[[], StackParts]:
     return lambda: StackParts(engine=EngineParts(block_pool=_pool_with(cache)), keyer=keyer)
 
 
@@ -134,17 +134,20 @@ FAULTS = (
         "prefix_of_first_tokens",
         Component.KEY,
         f"only the first {_NUM_COMPARED} tokens of a block are compared",
-        _with(KeyerOfFirstTokens, CacheOfFirstTokens),
+        with_keys(KeyerOfFirstTokens, CacheOfFirstTokens),
     ),
-    Fault("key_without_user", Component.KEY, "keys leave the user out", _with(KeyerWithoutUser, CacheWithoutUser)),
+    Fault("key_without_user", Component.KEY, "keys leave the user out", with_keys(KeyerWithoutUser, CacheWithoutUser)),
     Fault(
         "key_without_variables",
         Component.KEY,
         "keys leave the template's variables out",
-        _with(KeyerWithoutVariables, CacheWithoutVariables),
+        with_keys(KeyerWithoutVariables, CacheWithoutVariables),
     ),
     Fault(
-        "key_without_parent", Component.KEY, "keys leave the parent out", _with(KeyerWithoutParent, CacheWithoutParent)
+        "key_without_parent",
+        Component.KEY,
+        "keys leave the parent out",
+        with_keys(KeyerWithoutParent, CacheWithoutParent),
     ),
     Fault("constant_hash", Component.KEY, "all blocks have one key", lambda: StackParts(keyer=ConstantKeyer)),
 )

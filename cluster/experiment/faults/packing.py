@@ -10,7 +10,7 @@ from cluster.experiment.component import Component
 from cluster.experiment.faults.fault import Fault
 from cluster.experiment.targets.stack import StackParts
 from workers.config import EngineConfig, Layout
-from workers.step import ModelRunner, StepInput, StepOutput, StepRow
+from workers.step import ModelRunner, StepInput, StepOutput, StepRow, WindowGroup
 
 _MAX_POSITION = 1024
 
@@ -68,6 +68,10 @@ class SeesRowBefore:
     @property
     def identity(self) -> ModelIdentity:
         return self._runner.identity
+
+    @property
+    def window(self) -> WindowGroup | None:
+        return self._runner.window
 
     @property
     def numerics(self) -> str:

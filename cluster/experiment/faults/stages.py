@@ -38,6 +38,16 @@ def make_stages(loaded: LoadedModel, seed: int, num_rounds: int, long_words: int
     mixed = replace(_SMALL, wordings=_BOTH, mixed_sampling=True, abort_fraction=0.5, max_tokens=24)
     # One wording, so that users come back with a prefix that some worker holds.
     returning = replace(_SMALL, wordings=("confirmed",), num_fillers=4)
+    # Two conversations of one user that begin alike; long enough for a whole block of the same tokens.
+    talking = replace(
+        _SMALL,
+        wordings=("confirmed",),
+        num_sessions=2,
+        num_fillers=0,
+        context_words=(20, 20),
+        prefix_similarity=1.0,
+        max_tokens=4,
+    )
     templated = replace(_SMALL, regions=REGIONS, concurrency=6)
     # Answers that outgrow the reserve of one block a sequence: running requests must be preempted.
     crowd = replace(_SMALL, concurrency=6, arrival_gap_steps=0, max_tokens=72, filler_max_tokens=72, ignore_eos=True)
@@ -45,6 +55,7 @@ def make_stages(loaded: LoadedModel, seed: int, num_rounds: int, long_words: int
         _stage(loaded, "baseline", seed, num_rounds, _SMALL),
         _stage(loaded, "mixed sampling", seed, num_rounds, mixed),
         _stage(loaded, "shared prefixes", seed, num_rounds, shared),
+        _stage(loaded, "two sessions of one user", seed, num_rounds, talking),
         _stage(loaded, "registered template", seed, num_rounds, templated),
         _indexed(_stage(loaded, "two workers", seed, max(num_rounds, 4), returning)),
         _stage(loaded, "padded layout", seed, num_rounds, _SMALL, layout=Layout.PADDED),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from cluster.api.ids import BlockKey, RequestId
 from cluster.experiment.event_file import BlockEvent
-from cluster.experiment.observation import Observation, RoundObservation, Violation
+from cluster.experiment.observation import Observation, Reuse, RoundObservation, Violation
 from cluster.experiment.plan import PlannedRequest, Round
 from cluster.experiment.targets.house_rules import warm_up
 from cluster.experiment.targets.round_driver import FAILED_ASSERTION, RoundDriver
@@ -51,6 +51,7 @@ class EmbeddedTarget:
         self.events: deque[BlockEvent] = deque(maxlen=_MAX_EVENTS)  # of all lives, for reports and traces
         self._life = 0
         self._num_seen_records = 0
+        self._writers: dict[tuple[int, int, int], str | None] = {}  # of a block in one of its lives
 
     @property
     def info(self) -> TargetInfo:
@@ -79,6 +80,7 @@ class EmbeddedTarget:
         except ENGINE_FAILURES as error:
             crash = [Violation("assertion", None, stack.engine.step_id, None, f"{type(error).__name__}: {error}")]
             by_name = driver.observe_all()
+        events = self._keep_records(stack)
         seen = RoundObservation(
             planned.index,
             by_name,
@@ -86,9 +88,9 @@ class EmbeddedTarget:
             num_evictions=self._increment(stack, before, "evictions"),
             num_preemptions=self._increment(stack, before, "preemptions"),
             violations=tuple(self._violations(stack, num_violations) + crash + _failed_assertions(by_name)),
+            reuses=tuple(self._reuses(events)),
             counters={name: self._increment(stack, before, name) for name in before},
         )
-        self._keep_records(stack)
         stack.backend.forget()
         if crash:
             self.restart()
@@ -171,12 +173,24 @@ class EmbeddedTarget:
         steps = [{self.names[request_id] for request_id in step} for step in stack.backend.steps]
         return all(any(name in step and len(step & others) > 1 for step in steps) for name in marked)
 
-    def _keep_records(self, stack: Stack) -> None:
+    def _keep_records(self, stack: Stack) -> list[BlockEvent]:
+        """What was recorded since the last call."""
         log = stack.engine.event_log
         fresh = log.num_recorded - self._num_seen_records
         self._num_seen_records = log.num_recorded
-        if fresh:
-            self.events.extend(self._event(record) for record in list(log)[-fresh:])
+        events = [self._event(record) for record in list(log)[-fresh:]] if fresh else []
+        self.events.extend(events)
+        return events
+
+    def _reuses(self, events: Iterable[BlockEvent]) -> Iterator[Reuse]:
+        """Blocks that a request took from another one, its own choices apart."""
+        for event in events:
+            if event.action == "write":
+                self._writers.setdefault(event.place, event.request)
+            elif event.action == "reuse" and event.request is not None:
+                writer = self._writers.get(event.place)
+                if writer != event.request:
+                    yield Reuse(event.request, writer, event.scope, event.step, event.block)
 
     def _event(self, record: BlockRecord) -> BlockEvent:
         name = None if record.request_id is None else self.names.get(record.request_id, "warm-up")

@@ -111,7 +111,7 @@ class RoundDriver:
                 n=planned.num_choices,
                 ignore_eos=planned.ignore_eos,
             ),
-            caller=CallerFields(user=planned.user),
+            caller=CallerFields(user=planned.user, session_id=planned.session),
         )
         prepared = await self._core.prepare(_DELEGATE, given)
         if not planned.is_scrambled:

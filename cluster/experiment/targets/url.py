@@ -99,6 +99,8 @@ class UrlTarget:
             "top_logprobs": request.logprobs,
             "stream": stream,
         }
+        if request.session is not None:
+            body["session_id"] = request.session
         if request.stop:
             body["stop"] = list(request.stop)
         if stream:

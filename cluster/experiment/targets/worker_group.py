@@ -75,6 +75,7 @@ def _merge(index: int, parts: Sequence[RoundObservation]) -> RoundObservation:
         num_evictions=sum(part.num_evictions or 0 for part in parts),
         num_preemptions=sum(part.num_preemptions or 0 for part in parts),
         violations=tuple(violation for part in parts for violation in part.violations),
+        reuses=tuple(reuse for part in parts for reuse in part.reuses),
         counters=counters,
     )
 
