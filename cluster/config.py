@@ -19,8 +19,8 @@ from cluster.api.errors import InvalidRequestError
 
 ENV_PREFIX = "WATCHWORD_"
 FIRST_AUTO_SEQS = 4  # where max_num_seqs 'auto' begins
-# Read by other parts, not by this model: the gate of the planted faults, the tests' data folder, the weights' cache,
 ShareWord = Literal["none", "user", "template", "variables"]
+# Read by other parts, not by this model: the gate of the planted faults, the tests' data folder, the weights' cache,
 # the key of the commands that ask a server.
 _FOREIGN_ENV = frozenset(
     {
@@ -38,8 +38,6 @@ def default_state_dir() -> Path:
     return Path(base) / "watchword"
 
 
-class ClusterConfig(BaseModel):
-    """Validated on construction; travels to every actor. Holds paths of secrets, never secrets."""
 class TenantShare(BaseModel):
     """What one tenant gets while others want it too, and at most. None: as for everybody."""
 
@@ -51,6 +49,8 @@ class TenantShare(BaseModel):
     share: ShareWord | None = Field(None, description="how far the tenant's blocks are shared at most")
 
 
+class ClusterConfig(BaseModel):
+    """Validated on construction; travels to every actor. Holds paths of secrets, never secrets."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -127,7 +127,6 @@ class TenantShare(BaseModel):
     tenants: dict[str, TenantShare] = Field(
         default_factory=dict, description="by name: weight, requests_per_min, tokens_per_min, share; others as above"
     )
-    body_timeout_s: float = Field(60.0, gt=0, description="a request's body must have come after so long, else 408")
     request_timeout_s: float = Field(600.0, gt=0, description="longest life of one request")
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running streams may go on at shutdown")
     drain_settle_s: float | None = Field(
