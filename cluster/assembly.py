@@ -88,7 +88,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
     keyer = BlockKeyer(secret, _identity_of(worker))
     tokenizer = await asyncio.to_thread(_load_tokenizer, config)
     catalog = _template_catalog(config, keyer, tokenizer, worker)
-    prompts = PromptBuilder(tokenizer, catalog=catalog, policy=SharingPolicy(Share(config.default_share)))
+    prompts = PromptBuilder(tokenizer, catalog=catalog)
     model = _served_model(config, worker, keyer, prompts, tokenizer)
     core = ServingCore(
         [model],
@@ -167,10 +167,17 @@ def _template_catalog(
     """A quarter of each worker's pool may be pinned, and half of that by one tenant."""
     budget = PinBudget(worker.num_blocks // 4, worker.num_blocks // 8)
     store = TemplateStore(config.state_dir / "prompts", lambda tenant: keyer.identity("tenant", tenant))
-    catalog = TemplateCatalog(store, ChatEncoder(tokenizer), keyer, budget=budget)
+    catalog = TemplateCatalog(store, ChatEncoder(tokenizer), keyer, budget=budget, policy=sharing_policy(config, keyer))
     if config.templates_dir is not None:
         catalog.load_folder(config.templates_dir)
     return catalog
+
+
+def sharing_policy(config: ClusterConfig, keyer: BlockKeyer) -> SharingPolicy:
+    """The operator's word for each tenant, by the tenant's hash."""
+    shares = {name: tenant.share for name, tenant in config.tenants.items() if tenant.share is not None}
+    tenants = {keyer.identity("tenant", name): Share(share) for name, share in shares.items()}
+    return SharingPolicy(Share(config.default_share), tenants)
 
 
 def _metrics(router: RemoteRouter) -> GatewayMetrics:
@@ -218,6 +225,7 @@ def _http_config(config: ClusterConfig) -> HttpConfig:
     return HttpConfig(
         version=version("watchword"),
         request_timeout_s=config.request_timeout_s,
+        body_timeout_s=config.body_timeout_s,
         debug_headers=config.debug_headers,
         trusted_proxies=config.trusted_proxies,
         identity_headers=config.identity_headers,

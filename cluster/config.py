@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.api.errors import InvalidRequestError
+from cluster.config_fields import explain
 
 ENV_PREFIX = "WATCHWORD_"
 FIRST_AUTO_SEQS = 4  # where max_num_seqs 'auto' begins
@@ -57,27 +58,35 @@ class ClusterConfig(BaseModel):
     # What is served
     model: str = Field("smollm2", description="'smollm2' (installed weights), a model folder, a GGUF file or a hub id")
     served_model_name: str | None = Field(None, description="name in the API; default: derived from the model")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="of weights and KV cache; 'auto': what is fastest and fits the model"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where workers compute; 'auto': on GPUs if there is one for each"
+    )
     lora: dict[str, str] = Field(default_factory=dict, description="adapter name -> folder")
 
     # Where it listens
     host: str = Field("127.0.0.1", description="address of HTTP and gRPC; a public one needs API keys")
-    http_port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int = Field(9000, ge=0, le=65535)
+    http_port: int = Field(8000, ge=0, le=65535, description="port of the OpenAI API; 0: any free one")
+    grpc_port: int = Field(9000, ge=0, le=65535, description="port of the gRPC API; 0: any free one")
     gateways: int = Field(1, ge=1, le=256, description="gateway replicas")
     worker_host: str = Field("127.0.0.1", description="where workers listen; 'node': their Ray node's address")
 
     # Who may ask
     keys_file: Path | None = Field(None, description="API keys; default: keys.json in the state folder, if it exists")
     secret_file: Path | None = Field(None, description="cluster secret; default: made in the state folder, mode 0600")
-    state_dir: Path = Field(default_factory=default_state_dir)
+    state_dir: Path = Field(
+        default_factory=default_state_dir, description="what outlives a restart: keys, secret, registered templates"
+    )
     require_user: bool = Field(False, description="refuse requests whose key and body name no user")
     trusted_proxies: tuple[str, ...] = Field((), description="peer addresses whose identity headers count")
-    identity_headers: tuple[str, ...] = ("x-openwebui-user-id",)
+    identity_headers: tuple[str, ...] = Field(
+        ("x-openwebui-user-id",), description="headers in which a trusted proxy names the user"
+    )
     debug_headers: bool = Field(False, description="show X-Watchword-Worker to everyone, not only to operators")
-    tls_cert_file: Path | None = None
-    tls_key_file: Path | None = None
+    tls_cert_file: Path | None = Field(None, description="certificate chain (PEM) of HTTP and gRPC; default: no TLS")
+    tls_key_file: Path | None = Field(None, description="key of the certificate (PEM)")
 
     # How tokens are made
     workers: int = Field(1, ge=1, le=4096, description="worker replicas")
@@ -97,19 +106,31 @@ class ClusterConfig(BaseModel):
     max_num_seqs_limit: int = Field(64, ge=4, le=4096, description="how far max_num_seqs 'auto' may go")
     max_num_batched_tokens: int = Field(512, ge=1, description="token budget of a step")
     max_model_len: int = Field(0, ge=0, description="longest prompt plus output; 0: the model's context")
-    batching: Literal["continuous", "static"] = "continuous"
-    layout: Literal["packed", "padded"] = "packed"
-    kernel: Literal["auto", "native", "torch"] = "auto"
-    prefix_caching: bool = True
-    isolation_check: Literal["off", "check", "poison"] = "check"
+    batching: Literal["continuous", "static"] = Field(
+        "continuous", description="'static': a batch runs to its end before the next starts; for bisection"
+    )
+    layout: Literal["packed", "padded"] = Field(
+        "packed", description="rows of a step end to end, or padded to the longest; for bisection"
+    )
+    kernel: Literal["auto", "native", "torch"] = Field(
+        "auto", description="CPU kernels: our own or torch's; 'auto': our own where they run"
+    )
+    prefix_caching: bool = Field(True, description="false: no block is ever reused")
+    isolation_check: Literal["off", "check", "poison"] = Field(
+        "check", description="look at block tables before each step; 'poison' also overwrites stale memory"
+    )
     verify_checksums: float = Field(
         0.0, ge=0, le=1, description="share of shared blocks with a checksum, verified on hit"
     )
-    idle_timeout_s: float = Field(3600.0, gt=0, description="user and session blocks unused for so long are dropped")
+    user_idle_timeout_s: float = Field(3600.0, gt=0, description="a user's blocks unused for so long are dropped")
+    session_idle_timeout_s: float = Field(1800.0, gt=0, description="a session's blocks unused for so long are dropped")
 
     # Who shares what
     templates_dir: Path | None = Field(None, description="prompt templates (YAML front matter + Jinja2)")
-    default_share: Literal["none", "user", "variables", "template"] = "variables"
+    default_share: ShareWord = Field(
+        "variables",
+        description="how far a tenant's blocks are shared at most, unless tenants.NAME.share says otherwise",
+    )
 
     # Is anything leaking?
     sentinel_period_s: float = Field(60.0, ge=0, description="marker pairs through each worker so often; 0: never")
@@ -120,7 +141,9 @@ class ClusterConfig(BaseModel):
     # Which worker
     redis_url_file: Path | None = Field(None, description="file with the Redis URL, password included")
     redis_url: str | None = Field(None, description="Redis URL; default: an embedded server of our own")
-    routing_policy: Literal["watchword", "round_robin", "power_of_two", "least_tokens", "random"] = "watchword"
+    routing_policy: Literal["watchword", "round_robin", "power_of_two", "least_tokens", "random"] = Field(
+        "watchword", description="which worker answers; all but 'watchword' are blind to what workers have cached"
+    )
     max_queue: int = Field(256, ge=0, description="requests that may wait for a worker; beyond it 503")
     tenant_requests_per_min: float = Field(0.0, ge=0, description="of each tenant; beyond it 429; 0: no limit")
     tenant_tokens_per_min: float = Field(0.0, ge=0, description="of each tenant; beyond it 429; 0: no limit")
@@ -198,7 +221,7 @@ def load_config(
     try:
         return ClusterConfig(**merged)
     except ValidationError as error:
-        raise InvalidRequestError("; ".join(_explain(item) for item in error.errors())) from None
+        raise InvalidRequestError(explain(error, ClusterConfig)) from None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -239,12 +262,3 @@ def parse_value(text: str, where: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         raise InvalidRequestError(f"{where} is neither a list nor a map: {text!r}") from None
-
-
-def _explain(item: Any) -> str:
-    name = ".".join(str(part) for part in item["loc"]) or "config"
-    if item["type"] == "extra_forbidden":
-        return f"{name}: no such setting"
-    if not item["loc"]:
-        return str(item["msg"]).removeprefix("Value error, ")
-    return f"{name}: {item['msg']}, got {item['input']!r}"

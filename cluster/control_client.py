@@ -28,6 +28,10 @@ class WorkerControlClient(Protocol):
         ...
 
 
+class ControlCalls(Members, WorkerControlClient, Protocol):
+    """All workers, and a way to call each."""
+
+
 class ControlClient:
     """One connection a call: control calls are rare."""
 

@@ -13,6 +13,7 @@ from cluster.api.errors import InvalidRequestError
 from cluster.api.output import FinishReason
 from cluster.api.prompt import PromptRef
 from cluster.backend import ModelInfo
+from cluster.prompts.policy import Share, parse_choice
 from cluster.proto.watchword.v1 import generation_pb2 as pb
 from cluster.serving.generate_input import (
     CallerFields,
@@ -47,6 +48,7 @@ def read_generate(request: pb.GenerateRequest, header_user: str | None) -> Gener
             session_id=_given(request, "session_id"),
             prompt_cache_key=_given(request, "prompt_cache_key"),
         ),
+        share=parse_choice(Share, request.share, "share") if request.HasField("share") else None,
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
     )
 

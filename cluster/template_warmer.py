@@ -9,14 +9,14 @@ import asyncio
 import logging
 
 from cache_service.block_key import BlockKeyer
-from cluster.api.channel import Unpin, WarmUp
+from cluster.api.channel import KeepPins, WarmUp
 from cluster.api.errors import UnavailableError
 from cluster.api.ids import BlockKey, WorkerId, new_request_id
 from cluster.api.prompt import BuiltPrompt
 from cluster.api.request import Request
 from cluster.api.sampling import SamplingParams
 from cluster.api.worker_state import WorkerInfo
-from cluster.control_client import ControlClient
+from cluster.control_client import ControlCalls
 from cluster.prompts.catalog import TemplateCatalog
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ Chain = tuple[BlockKey, ...]
 class TemplateWarmer:
     """`run` looks once a second; `sync` does it now and returns when every reachable worker is up to date."""
 
-    def __init__(self, catalog: TemplateCatalog, keyer: BlockKeyer, control: ControlClient, model: str) -> None:
+    def __init__(self, catalog: TemplateCatalog, keyer: BlockKeyer, control: ControlCalls, model: str) -> None:
         self._catalog = catalog
         self._keyer = keyer
         self._control = control
@@ -61,15 +61,17 @@ class TemplateWarmer:
         held = self._held.get(life)
         if held is not None and held == wanted.keys():
             return
-        outdated = tuple((held or frozenset()) - wanted.keys())
         missing = [prompt for chain, prompt in wanted.items() if held is None or chain not in held]
         try:
-            if outdated:
-                await self._control.call(worker, Unpin(outdated))
-            await self._control.call(worker, WarmUp(tuple(self._request(prompt) for prompt in missing)))
+            if held is None or held - wanted.keys():
+                await self._control.call(worker, KeepPins(frozenset(key for chain in wanted for key in chain)))
+            num_pinned = await self._control.call(worker, WarmUp(tuple(self._request(prompt) for prompt in missing)))
         except UnavailableError as error:
             logger.warning("%s; it gets its templates with the next look", error.message)
             return
+        num_wanted = sum(len(prompt.token_ids) for prompt in missing) // self._keyer.block_size
+        if num_pinned != num_wanted:
+            logger.warning("%s pinned %s of %d template blocks", worker.worker_id, num_pinned, num_wanted)
         self._held[life] = frozenset(wanted)
 
     def _request(self, prompt: BuiltPrompt) -> Request:

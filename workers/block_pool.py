@@ -7,8 +7,9 @@ last block to its first, so that a block is always evicted before the one it han
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -122,6 +123,8 @@ class BlockPool:
             assert block.content is not None, "only a published block may be taken up again"
             self._leave_cached(block)
             self._enter_use(block)
+        if writer.is_warm_up and not block.is_pinned:
+            self._pin_again(block)
         block.ref_count += 1
         self._log.record(BlockAction.REUSE, block, writer.request_id)
 
@@ -203,9 +206,7 @@ class BlockPool:
         if self._checksum is not None and self._is_sampled():
             block.checksum = self._checksum([block.block_id])[0]
         if is_pinned:
-            block.is_pinned = True
-            tenant = content.fields.tenant
-            self._num_pinned_of[tenant] = self._num_pinned_of.get(tenant, 0) + 1
+            self._pin(block, content.fields.tenant)
 
     def _is_sampled(self) -> bool:
         """Spread evenly, so that a share of one in ten is every tenth block."""
@@ -221,24 +222,30 @@ class BlockPool:
             self.num_pinned < self._config.max_pinned_blocks and of_tenant < self._config.max_pinned_blocks_per_tenant
         )
 
+    def _pin(self, block: Block, tenant: bytes | None) -> None:
+        block.is_pinned = True
+        self._num_pinned_of[tenant] = self._num_pinned_of.get(tenant, 0) + 1
+
+    def _pin_again(self, block: Block) -> None:
+        """A template that was withdrawn and has come back while its blocks were still cached."""
+        fields = block.content.fields if block.content is not None else None
+        if fields is not None and fields.scope <= Scope.TEMPLATE and self._can_pin(fields.tenant):
+            self._pin(block, fields.tenant)
+
     def count_pinned(self, keys: Sequence[BlockKey]) -> int:
         """Leading keys of a chain whose blocks are pinned."""
         blocks = (self.cache.find(key) for key in keys)
         return sum(1 for _ in takewhile(lambda block: block is not None and block.is_pinned, blocks))
 
-    def unpin(self, keys: Sequence[BlockKey]) -> int:
-        """Makes pinned blocks evictable again. Pass a chain from first to last; returns how many were pinned."""
-        num_unpinned = 0
-        for key in reversed(keys):  # the last of a chain must be evicted first
-            block = self.cache.find(key)
-            if block is None or not block.is_pinned:
-                continue
+    def keep_pins(self, keys: Set[BlockKey]) -> int:
+        """Makes the other pinned blocks evictable again; returns how many that were."""
+        outdated = [block for block in self.cache.published() if block.is_pinned and not _has_key(block, keys)]
+        for block in reversed(outdated):  # published after its parent, a block must be evicted before it
             self._drop_pin(block)
-            num_unpinned += 1
             if block.block_id in self._idle_pinned:
                 self._idle_pinned.discard(block.block_id)
                 self._evictable[block.block_id] = None
-        return num_unpinned
+        return len(outdated)
 
     # --- removal
 
@@ -262,12 +269,12 @@ class BlockPool:
                 self._mark_for_zeroing(block)
         return num_removed
 
-    def expire(self, older_than_s: float) -> int:
-        """Drops USER and SESSION blocks unused since `older_than_s` (same clock as `now_s`)."""
+    def expire(self, oldest_use_s: Mapping[Scope, float]) -> int:
+        """Drops blocks of these scopes that were last used before so long (same clock as `now_s`)."""
         expired = [
             block
             for block in (self.blocks[block_id] for block_id in self._evictable)
-            if block.last_used_s < older_than_s and block.content and block.content.fields.scope >= Scope.USER
+            if block.content and block.last_used_s < oldest_use_s.get(block.content.fields.scope, -math.inf)
         ]
         for block in expired:
             self._unpublish(block)
@@ -348,6 +355,10 @@ class BlockPool:
         assert block.content is not None
         block.is_pinned = False
         self._num_pinned_of[block.content.fields.tenant] -= 1
+
+
+def _has_key(block: Block, keys: Set[BlockKey]) -> bool:
+    return block.content is not None and block.content.key in keys
 
 
 def _is_of_user(block: Block, user_hash: bytes) -> bool:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from cluster.api.scope import Scope
+
 
 class Batching(Enum):
     CONTINUOUS = "continuous"  # sequences join and leave at every step
@@ -45,7 +47,8 @@ class EngineConfig:
     event_log_size: int = 65_536
     max_pinned_fraction: float = 0.25  # of the pool, for warmed templates
     max_pinned_fraction_per_tenant: float = 0.25
-    idle_timeout_s: float | None = None  # unused USER and SESSION blocks are dropped after this
+    user_idle_timeout_s: float | None = None  # USER blocks unused for so long are dropped; None: never
+    session_idle_timeout_s: float | None = None  # the same for SESSION blocks
 
     def __post_init__(self) -> None:
         _require_at_least("num_blocks", self.num_blocks, 1)
@@ -64,8 +67,16 @@ class EngineConfig:
             value = getattr(self, name)
             if not 0.0 <= value <= 0.9:
                 raise ValueError(f"{name} is {value}, must be from 0 to 0.9")
-        if self.idle_timeout_s is not None and not self.idle_timeout_s > 0:
-            raise ValueError(f"idle_timeout_s is {self.idle_timeout_s}, must be above 0 or None")
+        for name in ("user_idle_timeout_s", "session_idle_timeout_s"):
+            timeout_s = getattr(self, name)
+            if timeout_s is not None and not timeout_s > 0:
+                raise ValueError(f"{name} is {timeout_s}, must be above 0 or None")
+
+    @property
+    def idle_timeouts_s(self) -> dict[Scope, float]:
+        """Of the scopes whose unused blocks are dropped."""
+        timeouts_s = {Scope.USER: self.user_idle_timeout_s, Scope.SESSION: self.session_idle_timeout_s}
+        return {scope: timeout_s for scope, timeout_s in timeouts_s.items() if timeout_s is not None}
 
     @property
     def max_pinned_blocks(self) -> int:

@@ -17,11 +17,11 @@ from cluster.api.channel import (
     AuditLayout,
     ControlCall,
     Inspect,
+    KeepPins,
     PurgeUser,
     Quarantine,
     SetMaxNumSeqs,
     Trace,
-    Unpin,
     WarmUp,
 )
 from cluster.api.errors import UnavailableError
@@ -59,8 +59,8 @@ class WorkerControl:
                 num_pinned = sum([await self._warm_up(request) for request in requests])
                 self._on_warm()
                 return num_pinned
-            case Unpin(chains):
-                return await self._on_engine(lambda engine: sum(engine.pool.unpin(chain) for chain in chains))
+            case KeepPins(keys):
+                return await self._on_engine(lambda engine: engine.keep_pins(keys))
             case PurgeUser(user_hash):
                 return await self._on_engine(lambda engine: engine.purge_user(user_hash))
             case AuditCache():

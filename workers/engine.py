@@ -6,7 +6,7 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from itertools import compress
 
 from cache_service.block_key import BlockKeyer
@@ -80,7 +80,7 @@ class LLMEngine:
         self._clock = clock
         self._live: dict[RequestId, LiveRequest] = {}
         self._deadlines: list[tuple[float, int, RequestId]] = []  # heap; entries of ended requests are skipped
-        self._next_expiry_s = 0.0 if config.idle_timeout_s is not None else math.inf
+        self._next_expiry_s = 0.0 if config.idle_timeouts_s else math.inf
         self._num_arrivals = 0
         self._num_sequences = 0
 
@@ -338,21 +338,22 @@ class LLMEngine:
         return num_removed
 
     def expire_idle_blocks(self) -> int:
-        """Drops private blocks unused for idle_timeout_s. Steps call it often enough for no hit to come much later;
+        """Drops private blocks unused for their scope's time. Steps call it often enough for no hit to come much later;
         a worker may call it too, so that an idle engine forgets in time. Returns how many blocks went."""
-        if self.config.idle_timeout_s is None:
+        timeouts_s = self.config.idle_timeouts_s
+        if not timeouts_s:
             return 0
         now = self._clock()
-        self._next_expiry_s = now + self.config.idle_timeout_s / 16
-        return self.pool.expire(now - self.config.idle_timeout_s)
+        self._next_expiry_s = now + min(timeouts_s.values()) / 16
+        return self.pool.expire({scope: now - timeout_s for scope, timeout_s in timeouts_s.items()})
 
     def num_pinned_blocks(self, keys: tuple[BlockKey, ...]) -> int:
         """How many leading blocks of a warmed chain are held here for good; fewer than asked = over a quota."""
         return self.pool.count_pinned(keys)
 
-    def unpin(self, keys: tuple[BlockKey, ...]) -> int:
-        """Lets a withdrawn template's blocks be evicted. Returns how many were pinned."""
-        return self.pool.unpin(keys)
+    def keep_pins(self, keys: Set[BlockKey]) -> int:
+        """Lets the blocks of all templates but these be evicted. Returns how many were pinned."""
+        return self.pool.keep_pins(keys)
 
     def load(self) -> EngineLoad:
         """What the worker's snapshot tells the router."""

@@ -7,7 +7,7 @@ on every hit. So a colliding hash costs reuse, never isolation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cache_service.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
@@ -51,6 +51,10 @@ class PrefixCache:
 
     def keys(self) -> tuple[BlockKey, ...]:
         return tuple(self._index)
+
+    def published(self) -> Iterator[Block]:
+        """Every block that can be found, in the order of publication."""
+        return (self._blocks[block_id] for block_id in self._index.values())
 
     def find(self, key: BlockKey) -> Block | None:
         """The block published under `key`, unverified."""

@@ -45,10 +45,13 @@ class WarmUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpin:
-    """Chains of keys, each from first to last, that may be evicted again. Answer: blocks unpinned."""
+class KeepPins:
+    """Of the pinned blocks only these stay pinned, the others may be evicted again. Answer: blocks unpinned.
 
-    chains: tuple[tuple[BlockKey, ...], ...]
+    It names what stays and not what goes, so that a gateway that has just started need not know what was pinned before.
+    """
+
+    keys: frozenset[BlockKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +100,4 @@ class AuditLayout:
     """Run rows of known tokens in changing company through the model runner. Answer: LayoutEvidence."""
 
 
-ControlCall = WarmUp | Unpin | PurgeUser | AuditCache | Quarantine | SetMaxNumSeqs | Trace | Inspect | AuditLayout
+ControlCall = WarmUp | KeepPins | PurgeUser | AuditCache | Quarantine | SetMaxNumSeqs | Trace | Inspect | AuditLayout

@@ -15,7 +15,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     """A head that is too long is answered with 431, one that is too slow is not answered; both close the connection.
 
     `max_head_bytes` is kept to within two reads of the socket. Time counts from the connection's or the head's first
-    byte, whichever comes first, to the head's last; how long a body takes is not looked at.
+    byte, whichever comes first, to the head's last; the time for a body is kept where bodies are read (json_body.py).
     """
 
     max_head_bytes = 65_536

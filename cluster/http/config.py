@@ -12,6 +12,7 @@ class HttpConfig:
     version: str = "0"
     max_body_bytes: int = 10_000_000
     max_prompts: int = 128
+    body_timeout_s: float = 60.0  # from a request's head to the last byte of its body
     request_timeout_s: float = 600.0
     debug_headers: bool = False
     trusted_proxies: tuple[str, ...] = ()
@@ -22,5 +23,7 @@ class HttpConfig:
             raise ValueError(f"max_body_bytes is {self.max_body_bytes}, must be in [1024, {1 << 30}]")
         if not 1 <= self.max_prompts <= 4096:
             raise ValueError(f"max_prompts is {self.max_prompts}, must be in [1, 4096]")
-        if not self.request_timeout_s > 0:
-            raise ValueError(f"request_timeout_s is {self.request_timeout_s}, must be above 0")
+        for name in ("body_timeout_s", "request_timeout_s"):
+            timeout_s = getattr(self, name)
+            if not timeout_s > 0:
+                raise ValueError(f"{name} is {timeout_s}, must be above 0")

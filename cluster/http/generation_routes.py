@@ -54,7 +54,7 @@ class GenerationRoutes:
 
     async def chat(self, request: Request) -> Response:
         call = self._contexts.of(request)
-        wire = ChatCompletionRequest.parse(await read_json(request, self._config.max_body_bytes))
+        wire = ChatCompletionRequest.parse(await read_json(request, self._config))
         group = await start_group(self._core, call, [wire.to_input(call.header_user)])
         head = (f"chatcmpl-{call.request_id}", wire.model, int(time.time()), group.num_choices)
         if wire.stream:
@@ -63,7 +63,7 @@ class GenerationRoutes:
 
     async def complete(self, request: Request) -> Response:
         call = self._contexts.of(request)
-        wire = CompletionRequest.parse(await read_json(request, self._config.max_body_bytes))
+        wire = CompletionRequest.parse(await read_json(request, self._config))
         group = await start_group(self._core, call, wire.to_inputs(call.header_user, self._config.max_prompts))
         head = (f"cmpl-{call.request_id}", wire.model, int(time.time()), group.num_choices)
         if wire.stream:

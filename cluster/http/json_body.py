@@ -1,13 +1,15 @@
-"""Reads a JSON object from a request body: bounded, strict UTF-8, no NaN, no lone surrogates, no NUL."""
+"""Reads a JSON object from a request body: bounded in size and time, strict UTF-8; no NaN, lone surrogates or NUL."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, NoReturn
 
 from starlette.requests import Request
 
 from cluster.api.errors import InvalidRequestError
+from cluster.http.config import HttpConfig
 from cluster.http.protocol_errors import HttpRefusal
 
 # Only an escape can bring in what UTF-8 cannot hold (a lone surrogate) or a raw JSON string may not (NUL).
@@ -15,10 +17,14 @@ _ESCAPE = b"\\u"
 _MAX_PATH_CHARS = 80
 
 
-async def read_json(request: Request, max_body_bytes: int) -> dict[str, Any]:
-    """Raises HttpRefusal (413, 415) or InvalidRequestError; never quotes the body."""
+async def read_json(request: Request, config: HttpConfig) -> dict[str, Any]:
+    """Raises HttpRefusal (408, 413, 415) or InvalidRequestError; never quotes the body."""
     _check_content_type(request.headers.get("content-type"))
-    raw = await _read_bounded(request, max_body_bytes)
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            raw = await _read_bounded(request, config.max_body_bytes)
+    except TimeoutError:
+        raise _too_slow(config.body_timeout_s) from None
     body = parse_json(raw)
     if not isinstance(body, dict):
         raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
@@ -79,6 +85,15 @@ async def _read_bounded(request: Request, max_body_bytes: int) -> bytes:
             raise _too_large(max_body_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _too_slow(body_timeout_s: float) -> HttpRefusal:
+    return HttpRefusal(
+        408,
+        f"the body was not there after {body_timeout_s:g} s",
+        "body_too_slow",
+        headers={"connection": "close"},
+    )
 
 
 def _too_large(max_body_bytes: int) -> HttpRefusal:

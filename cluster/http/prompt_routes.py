@@ -66,7 +66,7 @@ class PromptRoutes:
 
     async def put(self, request: Request) -> Response:
         principal = _administrator(request)
-        body = await read_json(request, self._config.max_body_bytes)
+        body = await read_json(request, self._config)
         registered = await asyncio.to_thread(
             self._catalog.put,
             principal.tenant,

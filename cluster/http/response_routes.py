@@ -32,7 +32,7 @@ class ResponseRoutes:
 
     async def create(self, request: Request) -> Response:
         call = self._contexts.of(request)
-        wire = ResponsesRequest.parse(await read_json(request, self._config.max_body_bytes))
+        wire = ResponsesRequest.parse(await read_json(request, self._config))
         group = await start_group(self._core, call, [wire.to_input(call.header_user)])
         reply = ResponseReply(call.request_id, wire, int(time.time()))
         if wire.stream:

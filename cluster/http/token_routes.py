@@ -30,7 +30,7 @@ class TokenRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         call = self._contexts.of(request)
-        wire = TokenizeRequest.parse(await read_json(request, self._config.max_body_bytes))
+        wire = TokenizeRequest.parse(await read_json(request, self._config))
         caller = wire.caller_fields(call.header_user)
         prompt = await self._core.tokenize(call.principal, wire.model, wire.prompt_input(), caller)
         model, _ = self._core.find_model(wire.model)
@@ -44,7 +44,7 @@ class TokenRoutes:
         return Response(to_json_bytes(body), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        wire = DetokenizeRequest.parse(await read_json(request, self._config.max_body_bytes))
+        wire = DetokenizeRequest.parse(await read_json(request, self._config))
         model, _ = self._core.find_model(wire.model)
         for token_id in wire.tokens:
             if not 0 <= token_id < model.info.vocab_size:

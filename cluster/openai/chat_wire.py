@@ -32,6 +32,7 @@ class ChatCompletionRequest(GenerationWire):
             prompt=self.chat_input(),
             sampling=self.sampling_input(max_tokens=self._max_tokens(), logprobs=self._num_logprobs()),
             caller=self.caller_fields(header_user),
+            share=self.asked_share,
             skip_special_tokens=self.skip_special_tokens is not False,
         )
 

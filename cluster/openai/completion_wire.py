@@ -43,6 +43,7 @@ class CompletionRequest(GenerationWire):
                 prompt=TextInput(prompt) if isinstance(prompt, str) else TokensInput(prompt),
                 sampling=sampling,
                 caller=caller,
+                share=self.asked_share,
                 skip_special_tokens=self.skip_special_tokens is not False,
             )
             for prompt in prompts

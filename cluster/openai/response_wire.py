@@ -36,6 +36,7 @@ class ResponsesRequest(GenerationWire):
             prompt=ChatInput(self._messages(), None if self.prompt is None else self.prompt.to_ref()),
             sampling=self.sampling_input(max_tokens=self.max_output_tokens, logprobs=None),
             caller=self.caller_fields(header_user),
+            share=self.asked_share,
             skip_special_tokens=self.skip_special_tokens is not False,
         )
 

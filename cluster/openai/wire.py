@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.api.errors import InvalidRequestError
 from cluster.api.prompt import PromptRef
+from cluster.prompts.policy import Share, parse_choice
 from cluster.serving.generate_input import CallerFields, SamplingInput
 
 WireModel = TypeVar("WireModel", bound=BaseModel)
@@ -68,6 +69,7 @@ class GenerationWire(Wire):
     cache_salt: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    share: Any = None  # a word of Share
 
     @property
     def wants_usage(self) -> bool:
@@ -76,6 +78,11 @@ class GenerationWire(Wire):
     @property
     def wants_running_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
+    def asked_share(self) -> Share | None:
+        """How far the request lets its blocks be shared. Raises InvalidRequestError for an unknown word."""
+        return None if self.share is None else parse_choice(Share, self.share, "share")
 
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:

@@ -16,7 +16,7 @@ from cluster.prompts.catalog import TemplateCatalog
 from cluster.prompts.chat_encoder import ChatEncoder
 from cluster.prompts.chat_template import Clock
 from cluster.prompts.messages import checked_unicode, normalize_messages
-from cluster.prompts.policy import Share, SharingPolicy
+from cluster.prompts.policy import Share
 from cluster.prompts.scoping import PromptScoper
 from cluster.prompts.store import RegisteredTemplate
 from cluster.prompts.template import canonical_json
@@ -34,7 +34,6 @@ class PromptBuilder:
         tokenizer: Tokenizer,
         *,
         catalog: TemplateCatalog | None = None,
-        policy: SharingPolicy | None = None,
         watch: CardinalityWatch | None = None,
         clock: Clock = datetime.now,
     ) -> None:
@@ -42,7 +41,7 @@ class PromptBuilder:
         self.encoder = catalog.encoder if catalog is not None else ChatEncoder(tokenizer, clock)
         self.watch = watch or CardinalityWatch()
         self._catalog = catalog
-        self._scoper = PromptScoper(catalog, policy or SharingPolicy()) if catalog is not None else None
+        self._scoper = PromptScoper(catalog) if catalog is not None else None
 
     def chat(
         self,

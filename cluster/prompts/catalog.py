@@ -19,7 +19,7 @@ from cluster.prompts.canonical import CanonicalPrefix, CanonicalRenderer, ClockR
 from cluster.prompts.chat_encoder import ChatEncoder
 from cluster.prompts.folder import read_folder
 from cluster.prompts.lru import LruCache
-from cluster.prompts.policy import Share
+from cluster.prompts.policy import Share, SharingPolicy
 from cluster.prompts.sandbox import RenderedTexts, TemplateSandbox
 from cluster.prompts.store import RegisteredTemplate, TemplateStore
 from cluster.prompts.template import PromptTemplate, canonical_json
@@ -70,11 +70,13 @@ class TemplateCatalog:
         *,
         sandbox: TemplateSandbox | None = None,
         budget: PinBudget | None = None,
+        policy: SharingPolicy | None = None,
     ) -> None:
         self.store = store
         self.keyer = keyer
         self.sandbox = sandbox or TemplateSandbox()
         self.budget = budget or PinBudget()
+        self.policy = policy or SharingPolicy()
         self.canonical = CanonicalRenderer(encoder, self.sandbox, keyer.block_size)
         self.encoder = encoder
         self._texts: LruCache[RenderedTexts] = LruCache(_CACHED_TEXTS)
@@ -231,7 +233,7 @@ class TemplateCatalog:
     def _run(self, registered: RegisteredTemplate) -> PinnedRun:
         template = registered.template
         fields = self.fields(registered)
-        if template.share.width < Share.TEMPLATE.width:
+        if template.share.width < Share.TEMPLATE.width or not self.policy.may_use_templates_of(registered.tenant):
             return PinnedRun(fields, ())
         try:
             prefix = self.canonical.of_template(_turn(registered), template)

@@ -51,10 +51,15 @@ def parse_choice(kind: type[_Named], value: object, param: str) -> _Named:
 
 @dataclass(frozen=True, slots=True)
 class SharingPolicy:
-    """The operator's word. `tenants` maps tenant hashes to what that tenant may share at most."""
+    """The operator's word: how far a tenant may share at most. `tenants` maps tenant hashes; others get `default`."""
 
     default: Share = Share.VARIABLES
     tenants: Mapping[bytes, Share] = field(default_factory=dict)
 
     def of(self, tenant: bytes) -> Share:
-        return narrowest(self.default, self.tenants.get(tenant))
+        return self.tenants.get(tenant, self.default)
+
+    def may_use_templates_of(self, owner: bytes | None) -> bool:
+        """Whether anybody may be granted the blocks of this owner's templates (None: of public ones)."""
+        shares = (self.default, *self.tenants.values()) if owner is None else (self.of(owner),)
+        return any(share.width >= Share.TEMPLATE.width for share in shares)

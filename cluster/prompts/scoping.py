@@ -14,7 +14,7 @@ from cluster.api.prompt import CallerIdentity
 from cluster.api.scope import Scope, ScopeFields, ScopeSpan
 from cluster.prompts.canonical import CanonicalPrefix, num_equal
 from cluster.prompts.catalog import TemplateCatalog
-from cluster.prompts.policy import Share, SharingPolicy, narrowest
+from cluster.prompts.policy import Share, narrowest
 from cluster.prompts.store import RegisteredTemplate
 from cluster.prompts.template import canonical_json
 
@@ -22,16 +22,15 @@ from cluster.prompts.template import canonical_json
 class PromptScoper:
     """Grants scopes under the operator's, the template's and the request's policy."""
 
-    def __init__(self, catalog: TemplateCatalog, policy: SharingPolicy) -> None:
+    def __init__(self, catalog: TemplateCatalog) -> None:
         self._catalog = catalog
-        self._policy = policy
         self._keyer = catalog.keyer
 
     def share_of(self, identity: CallerIdentity, registered: RegisteredTemplate | None, asked: Share | None) -> Share:
         """A caller's salt keeps what depends on variables to themselves."""
         salted = Share.TEMPLATE if identity.private.salt is not None else None
         of_template = registered.template.share if registered is not None else None
-        return narrowest(self._policy.of(identity.tenant), of_template, asked, salted)
+        return narrowest(self._catalog.policy.of(identity.tenant), of_template, asked, salted)
 
     def raw(self, identity: CallerIdentity, token_ids: Sequence[int], asked: Share | None) -> tuple[ScopeSpan, ...]:
         """A prompt without a named template: pinned blocks are granted to whoever's tokens equal them."""

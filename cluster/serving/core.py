@@ -16,6 +16,7 @@ from cluster.api.request import Request
 from cluster.api.sampling import SamplingParams
 from cluster.auth.caller import affinity_key, resolve_identity
 from cluster.backend import Backend, ModelInfo, Placement
+from cluster.prompts.policy import Share
 from cluster.serving.generate_input import CallerFields, ChatInput, GenerateInput, PromptInput, TextInput, TokensInput
 from cluster.serving.generation import Generation
 from cluster.serving.observer import GenerationObserver, NullObserver
@@ -92,7 +93,7 @@ class ServingCore:
         """Validates, renders and tokenizes. Raises InvalidRequestError, ContextLengthError, NotFoundError."""
         model, adapter = self.find_model(given.model)
         identity = self.identify(principal, given.caller, model)
-        prompt = await self._build(model, identity, given.prompt)
+        prompt = await self._build(model, identity, given.prompt, given.share)
         check_prompt_length(len(prompt.token_ids), model.info)
         return PreparedRequest(
             model=model,
@@ -151,28 +152,30 @@ class ServingCore:
         model, _ = self.find_model(model_name)
         return await self._build(model, self.identify(principal, caller, model), prompt)
 
-    async def _build(self, model: ServedModel, identity: CallerIdentity, prompt: PromptInput) -> BuiltPrompt:
+    async def _build(
+        self, model: ServedModel, identity: CallerIdentity, prompt: PromptInput, share: Share | None = None
+    ) -> BuiltPrompt:
         num_chars = _num_chars(prompt)
         _refuse_hopeless(num_chars, model)
         is_templated = isinstance(prompt, ChatInput) and prompt.prompt_ref is not None
         if not is_templated and num_chars <= _INLINE_CHARS:
-            return _build_now(model, identity, prompt)
-        return await asyncio.to_thread(_build_now, model, identity, prompt)
+            return _build_now(model, identity, prompt, share)
+        return await asyncio.to_thread(_build_now, model, identity, prompt, share)
 
 
-def _build_now(model: ServedModel, identity: CallerIdentity, prompt: PromptInput) -> BuiltPrompt:
+def _build_now(model: ServedModel, identity: CallerIdentity, prompt: PromptInput, share: Share | None) -> BuiltPrompt:
     if isinstance(prompt, ChatInput):
         if prompt.template_kwargs:
             raise UnsupportedError("template arguments are not supported yet", param="chat_template_kwargs")
-        return model.prompts.chat(identity, prompt.messages, prompt_ref=prompt.prompt_ref)
+        return model.prompts.chat(identity, prompt.messages, prompt_ref=prompt.prompt_ref, share=share)
     if isinstance(prompt, TextInput):
-        return model.prompts.text(identity, prompt.text, add_special_tokens=prompt.add_special_tokens)
+        return model.prompts.text(identity, prompt.text, add_special_tokens=prompt.add_special_tokens, share=share)
     for token_id in prompt.token_ids:
         if not 0 <= token_id < model.info.vocab_size:
             raise InvalidRequestError(
                 f"prompt token id is {token_id}, must be in [0, {model.info.vocab_size - 1}]", param="prompt"
             )
-    return model.prompts.tokens(identity, prompt.token_ids)
+    return model.prompts.tokens(identity, prompt.token_ids, share=share)
 
 
 def _refuse_hopeless(num_chars: int, model: ServedModel) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.api.prompt import PromptRef
+from cluster.prompts.policy import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,11 @@ class CallerFields:
 
 @dataclass(frozen=True, slots=True)
 class GenerateInput:
+    """`share` narrows how far the prompt's blocks may be shared; None leaves it to the operator and the template."""
+
     model: str
     prompt: PromptInput
     sampling: SamplingInput = SamplingInput()
     caller: CallerFields = CallerFields()
+    share: Share | None = None
     skip_special_tokens: bool = True

@@ -23,6 +23,7 @@ from cluster.http.config import HttpConfig
 from cluster.http.front import Front
 from cluster.http_app import build_http_app
 from cluster.metrics import GatewayMetrics
+from cluster.prompts.policy import Share
 from cluster.serving.core import ServedModel, ServingCore
 from cluster.serving.token_table import TokenTable
 
@@ -46,23 +47,34 @@ def keyer() -> BlockKeyer:
 
 
 class BytePrompts:
-    """A PromptBuilder: every part of a message is its UTF-8 bytes."""
+    """A PromptBuilder: every part of a message is its UTF-8 bytes. Keeps how far each prompt was to be shared."""
 
     def __init__(self, has_start: bool = False) -> None:
         self.has_start = has_start
+        self.shares: list[Share | None] = []
 
     def chat(
-        self, identity: CallerIdentity, messages: Sequence[Mapping[str, Any]], *, prompt_ref: PromptRef | None = None
+        self,
+        identity: CallerIdentity,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompt_ref: PromptRef | None = None,
+        share: Share | None = None,
     ) -> BuiltPrompt:
         head = f"[{prompt_ref.id}]" if prompt_ref else ""
-        return self.text(identity, head + "".join(f"{item['role']}:{item['content']}\n" for item in messages))
+        text = head + "".join(f"{item['role']}:{item['content']}\n" for item in messages)
+        return self.text(identity, text, share=share)
 
-    def text(self, identity: CallerIdentity, text: str, *, add_special_tokens: bool = True) -> BuiltPrompt:
+    def text(
+        self, identity: CallerIdentity, text: str, *, add_special_tokens: bool = True, share: Share | None = None
+    ) -> BuiltPrompt:
         start = (START,) if add_special_tokens and self.has_start else ()
-        return self.tokens(identity, (*start, *text.encode()))
+        return self.tokens(identity, (*start, *text.encode()), share=share)
 
-    def tokens(self, identity: CallerIdentity, token_ids: Sequence[int]) -> BuiltPrompt:
-        return BuiltPrompt(tuple(token_ids), (ScopeSpan(None, identity.private),))
+    def tokens(self, identity: CallerIdentity, token_ids: Sequence[int], *, share: Share | None = None) -> BuiltPrompt:
+        self.shares.append(share)
+        spans = (ScopeSpan(None, identity.private),)
+        return BuiltPrompt(tuple(token_ids), spans, use_prefix_cache=share is not Share.NONE)
 
 
 def echo(request: Request, choice: int) -> bytes:

@@ -21,6 +21,7 @@ from cluster.auth.authenticator import Authenticator
 from cluster.auth.proxy import IdentityHeaders
 from cluster.backend import ModelInfo, Placement
 from cluster.grpc_server import GrpcServer, GrpcServerConfig, build_grpc_server
+from cluster.prompts.policy import Share
 from cluster.proto.watchword.v1 import generation_pb2 as pb
 from cluster.proto.watchword.v1 import generation_pb2_grpc
 from cluster.serving.core import ServedModel, ServingCore
@@ -36,6 +37,7 @@ class BytePrompts:
     def __init__(self) -> None:
         self.prompt_refs: list[PromptRef | None] = []
         self.special_tokens: list[bool] = []
+        self.shares: list[Share | None] = []
 
     def chat(
         self,
@@ -43,15 +45,20 @@ class BytePrompts:
         messages: Sequence[Mapping[str, Any]],
         *,
         prompt_ref: PromptRef | None = None,
+        share: Share | None = None,
     ) -> BuiltPrompt:
         self.prompt_refs.append(prompt_ref)
-        return self.text(identity, "".join(f"{message['role']}: {message['content']}\n" for message in messages))
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return self.text(identity, text, share=share)
 
-    def text(self, identity: CallerIdentity, text: str, *, add_special_tokens: bool = True) -> BuiltPrompt:
+    def text(
+        self, identity: CallerIdentity, text: str, *, add_special_tokens: bool = True, share: Share | None = None
+    ) -> BuiltPrompt:
         self.special_tokens.append(add_special_tokens)
-        return self.tokens(identity, tuple(text.encode()))
+        return self.tokens(identity, tuple(text.encode()), share=share)
 
-    def tokens(self, identity: CallerIdentity, token_ids: Sequence[int]) -> BuiltPrompt:
+    def tokens(self, identity: CallerIdentity, token_ids: Sequence[int], *, share: Share | None = None) -> BuiltPrompt:
+        self.shares.append(share)
         return BuiltPrompt(tuple(token_ids), (ScopeSpan(None, identity.private),))
 
 

@@ -82,8 +82,9 @@ class PromptRig:
             self.keyer,
             sandbox=sandbox,
             budget=budget or PinBudget(100_000, 100_000),
+            policy=policy,
         )
-        self.builder = PromptBuilder(self.tokenizer, catalog=self.catalog, policy=policy)
+        self.builder = PromptBuilder(self.tokenizer, catalog=self.catalog)
 
     def tenant(self, tenant: str = "acme") -> bytes:
         return self.keyer.identity("tenant", tenant)

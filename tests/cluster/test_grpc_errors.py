@@ -95,6 +95,7 @@ BAD_REQUESTS = {
         "user",
     ),
     "empty salt": (pb.GenerateRequest(model="bytes", prompt=ask().prompt, cache_salt=""), "cache_salt"),
+    "unknown share": (with_fields(share="public"), "share"),
     "user with a NUL": (pb.GenerateRequest(model="bytes", prompt=ask().prompt, user="a\0b"), "user"),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from grpc_rig import EOS, ScriptedBackend, ask, collect, failure, front_door, until
 
 from cluster.grpc_server import GrpcServerConfig
+from cluster.prompts.policy import Share
 from cluster.proto.watchword.v1 import generation_pb2 as pb
 
 # gRPC keeps one poller for the process, which complains about loops that are closed under it.
@@ -115,6 +116,13 @@ async def test_special_tokens_of_a_text_can_be_left_out() -> None:
         for prompt in (pb.Prompt(text="a"), pb.Prompt(text="a", add_special_tokens=False)):
             await rig.stub.Tokenize(pb.TokenizeRequest(model="bytes", prompt=prompt))
         assert rig.prompts.special_tokens == [True, False]
+
+
+async def test_a_request_says_how_far_its_blocks_may_be_shared() -> None:
+    async with front_door() as rig:
+        for share in (None, "none", "user", "template", "variables"):
+            await collect(rig.stub.Generate(pb.GenerateRequest(model="bytes", prompt=pb.Prompt(text="a"), share=share)))
+        assert rig.prompts.shares == [None, *Share]
 
 
 async def test_a_prompt_template_is_named_with_its_variables() -> None:

@@ -302,7 +302,7 @@ async def test_a_client_that_leaves_while_it_sends_is_no_bug_of_ours(caplog: pyt
 
 
 class UncalledPrompts(BytePrompts):
-    def tokens(self, identity: Any, token_ids: Any) -> Any:
+    def tokens(self, identity: Any, token_ids: Any, *, share: Any = None) -> Any:
         raise AssertionError("a prompt that cannot fit was tokenized")
 
 

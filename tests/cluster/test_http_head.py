@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import pytest
-import uvicorn
+from http_socket import connection, send_all
 
 from cluster.http.bounded_head import BoundedHeadProtocol
 
@@ -32,32 +30,8 @@ async def answer(scope: dict[str, object], receive: Callable[[], Awaitable[dict[
     await send({"type": "http.response.body", "body": body})  # type: ignore[operator]
 
 
-@asynccontextmanager
-async def connection(
-    protocol: type[BoundedHeadProtocol],
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    server = uvicorn.Server(uvicorn.Config(answer, http=protocol, ws="none", log_config=None, lifespan="off"))
-    listener = socket.create_server(("127.0.0.1", 0))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        server.should_exit = True
-        await serving
-
-
-async def send_all(writer: asyncio.StreamWriter, data: bytes) -> None:
-    try:
-        writer.write(data)
-        await writer.drain()
-    except ConnectionError:
-        pass
-
-
 async def test_a_head_without_end_is_refused_and_a_long_body_is_not() -> None:
-    async with connection(BoundedHeadProtocol) as (reader, writer):
+    async with connection(answer) as (reader, writer):
         body = b"x" * (4 * READ_BYTES)
         await send_all(writer, GET + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
@@ -68,13 +42,13 @@ async def test_a_head_without_end_is_refused_and_a_long_body_is_not() -> None:
 
 @pytest.mark.parametrize("sent", [b"", GET, b"\r\n"])
 async def test_a_head_that_does_not_come_ends_the_connection(sent: bytes) -> None:
-    async with connection(QuickProtocol) as (reader, writer):
+    async with connection(answer, QuickProtocol) as (reader, writer):
         await send_all(writer, sent)
         assert await asyncio.wait_for(reader.read(), timeout=5) == b""
 
 
 async def test_empty_lines_do_not_hold_a_connection_that_was_answered() -> None:
-    async with connection(QuickProtocol) as (reader, writer):
+    async with connection(answer, QuickProtocol) as (reader, writer):
         await send_all(writer, GET + b"\r\n")
         assert (await reader.readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200")
 
@@ -93,7 +67,7 @@ async def test_empty_lines_do_not_hold_a_connection_that_was_answered() -> None:
 
 
 async def test_a_slow_body_has_the_time_that_it_needs() -> None:
-    async with connection(QuickProtocol) as (reader, writer):
+    async with connection(answer, QuickProtocol) as (reader, writer):
         await send_all(writer, GET + b"content-length: 3\r\n\r\n")
         for _ in range(3):
             await asyncio.sleep(0.3)

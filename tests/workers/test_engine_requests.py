@@ -239,7 +239,8 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     ("field", "value"),
     [
         ("num_blocks", 0), ("block_size", 0), ("max_num_seqs", 0), ("max_num_batched_tokens", 7), ("max_model_len", 1),
-        ("max_queue_len", 0), ("event_log_size", 0), ("max_pinned_fraction", 1.0), ("idle_timeout_s", 0.0),
+        ("max_queue_len", 0), ("event_log_size", 0), ("max_pinned_fraction", 1.0),
+        ("user_idle_timeout_s", 0.0), ("session_idle_timeout_s", -1.0),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_named_with_its_value(field: str, value: float) -> None:

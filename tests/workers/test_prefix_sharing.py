@@ -116,10 +116,38 @@ def test_pinned_blocks_survive_any_pressure_until_unpinned() -> None:
     for i in range(4):
         run_all(engine, make_request(range(100 * i, 100 * i + 50), 3, user="bob"))
     assert cached_tokens(engine, template_request("alice")) == 3 * BLOCK_SIZE
-    assert engine.unpin(request.block_keys) == 3
+    assert engine.keep_pins(frozenset()) == 3
     for i in range(4):
         run_all(engine, make_request(range(100 * i, 100 * i + 50), 3, user="bob"))
     assert cached_tokens(engine, template_request("alice")) == 0
+    assert engine.pool.num_pinned == 0
+
+
+def test_what_stays_of_a_template_stays_pinned_and_what_comes_back_is_pinned_again() -> None:
+    """As when the clock moves on: the start is the old one, what lies behind the date is new."""
+    engine = make_engine(num_blocks=64)
+    old, new = (
+        make_request([*range(8), *tail], 1, user="operator", spans=template_spans(3, "acme", "operator"))
+        for tail in (range(8, 21), range(50, 63))
+    )
+    warm_up(engine, old)
+    assert engine.keep_pins(frozenset(new.block_keys[:3])) == 1
+    assert engine.num_pinned_blocks(old.block_keys) == 2
+    warm_up(engine, new)
+    assert engine.num_pinned_blocks(new.block_keys) == engine.pool.num_pinned == 3
+    assert engine.keep_pins(frozenset()) == 3
+    assert engine.pool.num_pinned == 0
+    warm_up(engine, new)  # its blocks are still cached: found, not written
+    assert engine.num_pinned_blocks(new.block_keys) == engine.pool.num_pinned == 3
+    cached_tokens(engine, template_request("alice"))
+    engine.pool.check_integrity()
+
+
+def test_only_a_warm_up_pins_again() -> None:
+    engine = make_engine()
+    warm_up(engine, template_request("operator"))
+    engine.keep_pins(frozenset())
+    assert cached_tokens(engine, template_request("alice")) == 3 * BLOCK_SIZE
     assert engine.pool.num_pinned == 0
 
 
@@ -207,7 +235,7 @@ def test_clearing_forgets_everything_and_refuses_what_is_under_way() -> None:
 
 def test_idle_private_blocks_time_out_and_shared_ones_do_not() -> None:
     now = 1000.0
-    engine = make_engine(idle_timeout_s=60.0, parts=EngineParts(clock=lambda: now))
+    engine = make_engine(user_idle_timeout_s=60.0, parts=EngineParts(clock=lambda: now))
     cached_tokens(engine, make_request(PROMPT, spans=shared_variables_spans(2, "alice")))
     now += 50
     cached_tokens(engine, make_request(range(50, 71), user="bob"))
@@ -217,9 +245,25 @@ def test_idle_private_blocks_time_out_and_shared_ones_do_not() -> None:
     assert cached_tokens(engine, make_request(PROMPT, spans=shared_variables_spans(2, "alice"))) == 2 * BLOCK_SIZE
 
 
+def test_users_and_sessions_have_idle_times_of_their_own() -> None:
+    now = 1000.0
+    engine = make_engine(user_idle_timeout_s=60.0, session_idle_timeout_s=10.0, parts=EngineParts(clock=lambda: now))
+    fields = ScopeFields(Scope.SESSION, tenant_hash("acme"), user=user_hash("acme", "alice"), session=b"one")
+    in_session = {"spans": (ScopeSpan(None, fields),)}
+    cached_tokens(engine, make_request(PROMPT))
+    cached_tokens(engine, make_request(PROMPT, **in_session))
+    now += 9
+    assert cached_tokens(engine, make_request(PROMPT, **in_session)) == NUM_FULL
+    now += 11
+    assert cached_tokens(engine, make_request(PROMPT, **in_session)) == 0
+    assert cached_tokens(engine, make_request(PROMPT)) == NUM_FULL
+    now += 61
+    assert cached_tokens(engine, make_request(PROMPT)) == 0
+
+
 def test_an_idle_block_is_not_found_even_when_nobody_looked_in_between() -> None:
     now = 1000.0
-    engine = make_engine(idle_timeout_s=60.0, parts=EngineParts(clock=lambda: now))
+    engine = make_engine(user_idle_timeout_s=60.0, parts=EngineParts(clock=lambda: now))
     cached_tokens(engine, make_request(PROMPT))
     now += 59
     assert cached_tokens(engine, make_request(PROMPT)) == NUM_FULL

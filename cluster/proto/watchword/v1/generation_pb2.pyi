@@ -20,7 +20,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "sampling", "user", "safety_identifier", "cache_salt", "session_id", "prompt_cache_key", "skip_special_tokens")
+    __slots__ = ("model", "prompt", "sampling", "user", "safety_identifier", "cache_salt", "session_id", "prompt_cache_key", "skip_special_tokens", "share")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class GenerateRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: Prompt
     sampling: SamplingParams
@@ -39,7 +40,8 @@ class GenerateRequest(_message.Message):
     session_id: str
     prompt_cache_key: str
     skip_special_tokens: bool
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., user: _Optional[str] = ..., safety_identifier: _Optional[str] = ..., cache_salt: _Optional[str] = ..., session_id: _Optional[str] = ..., prompt_cache_key: _Optional[str] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+    share: str
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., user: _Optional[str] = ..., safety_identifier: _Optional[str] = ..., cache_salt: _Optional[str] = ..., session_id: _Optional[str] = ..., prompt_cache_key: _Optional[str] = ..., skip_special_tokens: _Optional[bool] = ..., share: _Optional[str] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("chat", "text", "token_ids", "add_special_tokens")
