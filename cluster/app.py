@@ -131,7 +131,8 @@ def _engine_config(config: ClusterConfig) -> EngineConfig:
         prefix_caching=config.prefix_caching,
         isolation_check=IsolationCheck(config.isolation_check),
         checksum_blocks=config.verify_checksums,
-        idle_timeout_s=config.idle_timeout_s,
+        user_idle_timeout_s=config.user_idle_timeout_s,
+        session_idle_timeout_s=config.session_idle_timeout_s,
     )
 
 
