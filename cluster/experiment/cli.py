@@ -44,7 +44,7 @@ def experiment(
         Path | None,
         typer.Option(
             "--state",
-            help="where --requests (default isolation.json) and --planted (default nowhere) keep what is done",
+            help="keeps what --requests, --planted, --matrix or --timing have done; they go on from there",
         ),
     ] = None,
     chinese_must_obey: Annotated[bool, typer.Option(help="void the run when Chinese prompts are not obeyed")] = False,

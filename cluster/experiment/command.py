@@ -18,6 +18,7 @@ from cluster.experiment.report_html import html_report
 from cluster.experiment.report_json import experiment_record
 from cluster.experiment.report_text import LiveProgress, print_experiment, print_matrix
 from cluster.experiment.runner import ExperimentResult, run_experiment
+from cluster.experiment.state_file import seed_of
 from cluster.experiment.targets.url import UrlTarget
 from cluster.experiment.verdict import Requirements, Status
 from cluster.experiment.wordings import wordings_named
@@ -34,7 +35,6 @@ class ExperimentOptions:
     model: str | None = None
     wording: str = "system-last,confirmed"
     seed: int | None = None
-    given_seed: int | None = None  # None where `seed` was drawn
     replay: Path | None = None
     record: Path | None = None
     exact: bool = True
@@ -58,13 +58,14 @@ class ExperimentOptions:
 async def run_command(options: ExperimentOptions) -> int:
     """The exit status. Raises WatchwordError for what the caller got wrong."""
     console = Console()
-    seed = options.seed if options.seed is not None else draw_seed()
+    kept = seed_of(options.state_file) if options.seed is None else options.seed
+    seed = draw_seed() if kept is None else kept
     if options.url is not None:
         return await _against_url(console, options, seed)
     # Torch takes seconds to import, and nothing above needs it.
     from cluster.experiment.embedded_command import run_embedded
 
-    return await run_embedded(console, replace(options, seed=seed, given_seed=options.seed))
+    return await run_embedded(console, replace(options, seed=seed))
 
 
 def workload_of(options: ExperimentOptions) -> Workload:

@@ -21,6 +21,7 @@ from cluster.experiment.faults.stages import make_stages
 from cluster.experiment.locate import Evidence, locate
 from cluster.experiment.long_run import LongRun, continue_run
 from cluster.experiment.matrix import matrix
+from cluster.experiment.matrix_state import MatrixState
 from cluster.experiment.neighbours import depends_on_neighbours
 from cluster.experiment.plan import Plan
 from cluster.experiment.planted import Case, Investigator, investigate_blind
@@ -36,7 +37,7 @@ from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.target import Target
 from cluster.experiment.targets.weights import LoadedModel, load_model
 from cluster.experiment.targets.worker_group import WorkerGroup
-from cluster.experiment.timing import MIN_PAIRS, measure
+from cluster.experiment.timing import MIN_PAIRS, Samples, measure
 from cluster.experiment.trial import fitted, make_oracles, make_target
 from cluster.experiment.verdict import MIN_SHARED_ROUNDS, Status
 from workers.config import EngineConfig
@@ -66,7 +67,7 @@ async def _planted(console: Console, options: ExperimentOptions, loaded: LoadedM
     """Those that the state file does not know yet; the report is on all of them."""
     logging.getLogger("workers").setLevel(logging.CRITICAL)  # the alarms are what is wanted here, by the hundred
     num_rounds = min(options.rounds, _PLANTED_ROUNDS)
-    state = PlantedState.load(options.state_file, loaded.name, options.given_seed, num_rounds, options.seed or 0)
+    state = PlantedState.load(options.state_file, loaded.name, options.seed or 0, num_rounds)
     left = [fault for fault in faults if fault.name not in state.cases]
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("planted faults", total=len(faults), completed=len(faults) - len(left))
@@ -123,7 +124,8 @@ async def _timing(console: Console, options: ExperimentOptions, loaded: LoadedMo
     target = EmbeddedTarget(loaded, replace(default_engine(), num_blocks=MAX_BLOCKS))
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("timed pairs", total=MIN_PAIRS)
-        result = await measure(target, options.seed or 0, progress=lambda done: bar.update(task, completed=done))
+        samples = Samples.load(options.state_file, loaded.name, options.seed or 0)
+        result = await measure(target, samples, progress=lambda done: bar.update(task, completed=done))
     print_timing(console, result)
     write_json(options.json_file, result.record())
     return int(result.status)
@@ -132,11 +134,17 @@ async def _timing(console: Console, options: ExperimentOptions, loaded: LoadedMo
 async def _matrix(console: Console, options: ExperimentOptions, loaded: LoadedModel, parts: StackParts | None) -> int:
     results: list[ExperimentResult] = []
     events: Sequence[BlockEvent] = ()
+    state = MatrixState.load(options.state_file, loaded.name, options.seed or 0, options.rounds)
     for given in matrix(workload_of(options)):
         plan = given.plan(options.seed or 0, options.rounds)
+        known = state.result(given.name, plan)
+        if known is not None:
+            results.append(known)
+            continue
         condition = fitted(loaded, given, plan)
         target = make_target(loaded, condition, parts)
         results.append(await _run(console, options, loaded, condition, plan, target))
+        state.add(results[-1])
         console.print(f"{condition.name}: {results[-1].verdict.status.name.lower()}")
         if not events:
             events = _events_of(target)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.experiment import state_file
 from cluster.experiment.condition import Condition
 from cluster.experiment.oracles import Oracle
 from cluster.experiment.report_json import finding_record
@@ -40,11 +41,7 @@ class LongRun:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def save(self, path: Path) -> None:
-        """Replaces the file in one go, so that an interruption never leaves half of it."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        draft = path.with_suffix(".part")
-        draft.write_text(json.dumps(fields, indent=1), encoding="utf-8")
-        draft.replace(path)
+        state_file.save(path, {name: getattr(self, name) for name in self.__dataclass_fields__})
 
 
 async def continue_run(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.api.errors import InvalidRequestError
+from cluster.experiment import state_file
 from cluster.experiment.component import Component
 from cluster.experiment.finding import OracleName
 from cluster.experiment.planted import Case
@@ -24,43 +23,23 @@ class PlantedState:
     cases: dict[str, Case] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: Path | None, model: str, seed: int | None, num_rounds: int, fresh_seed: int) -> PlantedState:
-        """Goes on with what the file holds; `seed` None takes the file's, or `fresh_seed` where there is no file.
-
-        Raises InvalidRequestError when the file is of another run: its cases would not be comparable.
-        """
-        if path is None or not path.exists():
-            return cls(model, fresh_seed if seed is None else seed, num_rounds, path)
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            state = cls(record["model"], record["seed"], record["rounds"], path)
+    def load(cls, path: Path | None, model: str, seed: int, num_rounds: int) -> PlantedState:
+        """Goes on with what the file holds. Raises InvalidRequestError when that is another run's."""
+        state = cls(model, seed, num_rounds, path)
+        if path is not None and path.exists():
+            record = state_file.load(path, state._run())
             state.cases = {name: _case_from(fields) for name, fields in record["cases"].items()}
-        except (ValueError, KeyError, TypeError):
-            raise InvalidRequestError(f"{path} holds no run of planted faults", param="state") from None
-        here = (model, state.seed if seed is None else seed, num_rounds)
-        there = (state.model, state.seed, state.num_rounds)
-        if here != there:
-            raise InvalidRequestError(
-                f"{path} holds a run of model {there[0]}, seed {there[1]}, {there[2]} rounds; asked for was model "
-                f"{here[0]}, seed {here[1]}, {here[2]} rounds",
-                param="state",
-            )
         return state
 
     def add(self, name: str, case: Case) -> None:
-        """Kept at once; the file is replaced in one go, so that an interruption never leaves half of it."""
+        """Kept at once."""
         self.cases[name] = case
-        if self.path is None:
-            return
-        record = {
-            "model": self.model,
-            "seed": self.seed,
-            "rounds": self.num_rounds,
-            "cases": {name: _record(case) for name, case in self.cases.items()},
-        }
-        draft = self.path.with_suffix(".part")
-        draft.write_text(json.dumps(record, indent=1), encoding="utf-8")
-        draft.replace(self.path)
+        if self.path is not None:
+            cases = {name: _record(case) for name, case in self.cases.items()}
+            state_file.save(self.path, {**self._run(), "cases": cases})
+
+    def _run(self) -> dict[str, Any]:
+        return {"model": self.model, "seed": self.seed, "rounds": self.num_rounds}
 
 
 def _record(case: Case) -> dict[str, Any]:

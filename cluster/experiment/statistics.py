@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+
+from cluster.api.errors import UnsupportedError
+
+try:
+    from scipy import stats
+except ModuleNotFoundError:
+    raise UnsupportedError("the experiment's statistics need scipy: pip install 'watchword[experiments]'") from None
 
 Sample = Sequence[float] | NDArray[np.float64]
 

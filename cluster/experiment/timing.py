@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from cluster.experiment import state_file
 from cluster.experiment.plan import PlannedRequest
 from cluster.experiment.statistics import TwoSample, kolmogorov_smirnov, smallest_detectable_shift
 from cluster.experiment.targets.embedded import EmbeddedTarget
@@ -21,6 +23,7 @@ from cluster.experiment.verdict import Status
 MIN_PAIRS = 250
 _ALPHA = 0.01
 _NUM_TESTS = 2
+_ARMS = (("cold", "foreign"), ("own cold", "own"))  # randomised within each pair
 _PROMPT_WORDS = 90
 _TEXT = "river stone garden window paper table summer bread music lamp mountain letter cloud bridge forest"
 _WORDS = _TEXT.split()
@@ -56,22 +59,61 @@ class TimingResult:
         }
 
 
+@dataclass(slots=True)
+class Samples:
+    """Seconds to the first token by arm, as far as a run has come. `path` None keeps them in memory only."""
+
+    model: str
+    seed: int
+    path: Path | None = None
+    arms: dict[str, list[float]] = field(default_factory=lambda: {arm: [] for pair in _ARMS for arm in pair})
+
+    @classmethod
+    def load(cls, path: Path | None, model: str, seed: int) -> Samples:
+        """Goes on with what the file holds. Raises InvalidRequestError when that is another run's."""
+        samples = cls(model, seed, path)
+        if path is not None and path.exists():
+            samples.arms = state_file.load(path, samples._run())["arms"]
+        return samples
+
+    @property
+    def num_pairs(self) -> int:
+        return min(map(len, self.arms.values()))
+
+    def add(self, seconds: dict[str, float]) -> None:
+        """One block of pairs: every arm once."""
+        for arm, value in seconds.items():
+            self.arms[arm].append(value)
+        if self.path is not None:
+            state_file.save(self.path, {**self._run(), "arms": self.arms})
+
+    def _run(self) -> dict[str, Any]:
+        return {"model": self.model, "seed": self.seed}
+
+
 async def measure(
-    target: EmbeddedTarget, seed: int, num_pairs: int = MIN_PAIRS, progress: Callable[[int], None] = lambda done: None
+    target: EmbeddedTarget,
+    samples: Samples,
+    num_pairs: int = MIN_PAIRS,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> TimingResult:
-    """Raises ValueError below the smallest number of pairs."""
+    """Adds to `samples` until there are enough. Raises ValueError below the smallest number of pairs."""
     if num_pairs < MIN_PAIRS:
         raise ValueError(f"pairs = {num_pairs}, wanted at least {MIN_PAIRS} per arm")
-    rng = random.Random(seed)
+    rng = random.Random(f"{samples.seed} from pair {samples.num_pairs}")  # a run that goes on sends fresh prompts
     prober = _Prober(target, rng)
-    arms: dict[str, list[float]] = {"cold": [], "foreign": [], "own cold": [], "own": []}
-    for index in range(num_pairs):
-        for cold, warm in (("cold", "foreign"), ("own cold", "own")):
-            order = [cold, warm]
-            rng.shuffle(order)
-            for arm in order:
-                arms[arm].append(await prober.time_to_first_token(arm))
-        progress(index + 1)
+    while samples.num_pairs < num_pairs:
+        seconds = {}
+        for pair in _ARMS:
+            for arm in rng.sample(pair, len(pair)):
+                seconds[arm] = await prober.time_to_first_token(arm)
+        samples.add(seconds)
+        progress(samples.num_pairs)
+    return _judge(samples.arms)
+
+
+def _judge(arms: dict[str, list[float]]) -> TimingResult:
+    num_pairs = len(arms["cold"])
     alpha = _ALPHA / _NUM_TESTS
     return TimingResult(
         num_pairs,

@@ -23,6 +23,7 @@ from cluster.experiment.component import Component
 from cluster.experiment.finding import Finding, OracleName
 from cluster.experiment.locate import Evidence, locate
 from cluster.experiment.plan import make_plan
+from cluster.experiment.reuse_oracle import FOREIGN_REUSE
 from cluster.experiment.runner import ExperimentResult, run_experiment
 from cluster.experiment.workload import Workload
 from workers.config import Batching, EngineConfig, Layout
@@ -73,6 +74,10 @@ async def test_what_nothing_clears_stays() -> None:
     assert {trial.outcome for trial in trials} == {Outcome.STILL}
 
 
+def crossed(boundary: str) -> Finding:
+    return Finding(OracleName.STRUCTURE, FOREIGN_REUSE, 0, "r0.A", "", {"boundary": boundary})
+
+
 def found(oracle: OracleName, kind: str, detail: str = "") -> Finding:
     return Finding(oracle, kind, 0, "r0.A", detail)
 
@@ -103,6 +108,10 @@ EXACT, STRUCTURE, COUNTER = OracleName.EXACTNESS, OracleName.STRUCTURE, OracleNa
         ([found(COUNTER, "verify_failures")], set(), None, Component.KEY),
         ([found(COUNTER, "verify_failures")], {PRESSURE}, None, Component.PREFIX_CACHE),
         ([found(COUNTER, "index_stale_hits")], set(), None, Component.INDEX),
+        ([crossed("session")], {PREFIX_CACHE}, None, Component.SESSION),
+        ([crossed("session"), found(STRUCTURE, "foreign")], {PREFIX_CACHE}, None, Component.SESSION),
+        ([crossed("session"), crossed("user")], {PREFIX_CACHE}, None, Component.KEY),
+        ([crossed("user")], {PREFIX_CACHE}, None, Component.KEY),
         ([found(OracleName.MARKER, "foreign_marker")], {LAYOUT}, None, None),
     ],
 )

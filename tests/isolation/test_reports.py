@@ -21,7 +21,7 @@ from cluster.experiment.report_text import print_experiment, print_matrix
 from cluster.experiment.runner import ExperimentResult, run_experiment
 from cluster.experiment.targets.embedded import EmbeddedTarget
 from cluster.experiment.targets.weights import LoadedModel
-from cluster.experiment.timing import MIN_PAIRS, measure
+from cluster.experiment.timing import MIN_PAIRS, Samples, measure
 from cluster.experiment.verdict import Status
 from cluster.experiment.workload import Workload
 from workers.config import EngineConfig
@@ -68,13 +68,13 @@ async def test_terminal_report_names_counts_interval_and_verdict() -> None:
 async def test_timing_needs_its_size_and_sees_ones_own_cache(tiny: LoadedModel) -> None:
     target = EmbeddedTarget(tiny, EngineConfig(num_blocks=2048, max_model_len=1024))
     with pytest.raises(ValueError, match=f"at least {MIN_PAIRS}"):
-        await measure(target, seed=1, num_pairs=10)
+        await measure(target, Samples("tiny", seed=1), num_pairs=10)
 
 
 @pytest.mark.slow
 async def test_timing_of_strangers_tells_nothing_and_of_oneself_does(tiny: LoadedModel) -> None:
     target = EmbeddedTarget(tiny, EngineConfig(num_blocks=2048, max_model_len=1024))
-    result = await measure(target, seed=1)
+    result = await measure(target, Samples("tiny", seed=1))
     assert result.own.rejects
     assert result.status is Status.CLEAN
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import runpy
+import sys
 
 import numpy as np
 import pytest
 
+from cluster.api.errors import UnsupportedError
+from cluster.experiment import statistics
 from cluster.experiment.statistics import (
     clopper_pearson,
     kolmogorov_smirnov,
@@ -64,3 +68,9 @@ def test_smallest_detectable_shift_is_where_rejection_begins() -> None:
 
 def test_a_tiny_sample_can_show_no_shift() -> None:
     assert math.isinf(smallest_detectable_shift([1.0, 2.0, 3.0], alpha=0.01))
+
+
+def test_without_scipy_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(UnsupportedError, match=r"scipy: pip install 'watchword\[experiments\]'"):
+        runpy.run_path(statistics.__file__)
