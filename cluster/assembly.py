@@ -168,8 +168,7 @@ def _template_catalog(
     budget = PinBudget(worker.num_blocks // 4, worker.num_blocks // 8)
     store = TemplateStore(config.state_dir / "prompts", lambda tenant: keyer.identity("tenant", tenant))
     catalog = TemplateCatalog(store, ChatEncoder(tokenizer), keyer, budget=budget, policy=sharing_policy(config, keyer))
-    if config.templates_dir is not None:
-        catalog.load_folder(config.templates_dir)
+    catalog.load_folder(config.templates_dir)
     return catalog
 
 

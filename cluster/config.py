@@ -150,6 +150,7 @@ class ClusterConfig(BaseModel):
     tenants: dict[str, TenantShare] = Field(
         default_factory=dict, description="by name: weight, requests_per_min, tokens_per_min, share; others as above"
     )
+    body_timeout_s: float = Field(60.0, gt=0, description="a request's body must have come after so long, else 408")
     request_timeout_s: float = Field(600.0, gt=0, description="longest life of one request")
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running streams may go on at shutdown")
     drain_settle_s: float | None = Field(

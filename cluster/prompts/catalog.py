@@ -81,7 +81,7 @@ class TemplateCatalog:
         self.encoder = encoder
         self._texts: LruCache[RenderedTexts] = LruCache(_CACHED_TEXTS)
         self._plan = _Plan({}, {}, {})
-        self._is_plan_current = False
+        self._planned_change: int | None = None  # of the store; None: make a new plan
         self._lock = threading.RLock()
 
     # --- registration
@@ -91,26 +91,37 @@ class TemplateCatalog:
         template = PromptTemplate.from_dict(body)
         if template.is_public and not is_operator:
             raise PermissionDeniedError("only an operator can declare a public prompt template", param="public")
-        return self._register(None if template.is_public else tenant, template_id, template)
+        owner = None if template.is_public else tenant
+        self._check_sources(owner, template)
+        registered = self.store.put(owner, template_id, template)
+        self._forget_plan()
+        return registered
 
     def delete(self, tenant: TenantId, template_id: str, *, is_public: bool = False) -> None:
         self.store.delete(None if is_public else tenant, template_id)
         self._forget_plan()
 
-    def load_folder(self, folder: Path) -> list[RegisteredTemplate]:
-        """Registers what the operator keeps as files."""
-        return [self._register(file.tenant, file.id, file.template) for file in read_folder(folder)]
+    def load_folder(self, folder: Path | None) -> list[RegisteredTemplate]:
+        """Registers what the operator keeps as files, and deletes what an earlier start registered from files that
+        are gone. A bad file is named and changes nothing. None: there is no folder any more."""
+        files = [] if folder is None else list(read_folder(folder))
+        for file in files:
+            try:
+                self._check_sources(file.tenant, file.template)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"{file.path}: {error.message}") from error
+        registered = [self.store.put(file.tenant, file.id, file.template, is_from_folder=True) for file in files]
+        self.store.delete_from_folder({(file.tenant, file.id) for file in files})
+        self._forget_plan()
+        return registered
 
-    def _register(self, tenant: TenantId | None, template_id: str, template: PromptTemplate) -> RegisteredTemplate:
+    def _check_sources(self, tenant: TenantId | None, template: PromptTemplate) -> None:
         turn = _PUBLIC_TENANT if tenant is None else tenant.encode()
         needed = self.sandbox.describe(turn, template.sources, self.encoder.clock())
         declared = {variable.name for variable in template.variables}
         for name in needed:
             if name not in declared:
                 raise InvalidRequestError(f"the template uses undeclared variable {name!r}", param=f"variables.{name}")
-        registered = self.store.put(tenant, template_id, template)
-        self._forget_plan()
-        return registered
 
     # --- use
 
@@ -192,16 +203,17 @@ class TemplateCatalog:
 
     def _forget_plan(self) -> None:
         with self._lock:
-            self._is_plan_current = False
+            self._planned_change = None
 
     def _current_plan(self) -> _Plan:
         """While another thread makes a new plan, the old one serves: what it no longer grants is merely a miss."""
         if not self._lock.acquire(blocking=False):
             return self._plan
         try:
-            if self.store.poll() or not self._is_plan_current:
+            change = self.store.poll()
+            if change != self._planned_change:
                 self._plan = self._make_plan()
-                self._is_plan_current = True
+                self._planned_change = change
             return self._plan
         finally:
             self._lock.release()

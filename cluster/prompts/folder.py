@@ -32,13 +32,16 @@ ENDINGS = frozenset({".jinja", ".jinja2", ".j2", ".md"})
 
 @dataclass(frozen=True, slots=True)
 class TemplateFile:
+    path: Path
     tenant: TenantId | None  # None: public
     id: str
     template: PromptTemplate
 
 
 def read_folder(folder: Path) -> Iterator[TemplateFile]:
-    """Raises InvalidRequestError that names the file at fault."""
+    """Raises InvalidRequestError that names the file at fault, or the folder if it is not there."""
+    if not folder.is_dir():  # a mistyped folder must not read as an empty one, which deletes what it held
+        raise InvalidRequestError(f"templates_dir {folder} is not a folder")
     for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
         if path.suffix in ENDINGS and path.is_file():
             tenant = None if path.parent == folder else TenantId(path.parent.name)
@@ -48,7 +51,7 @@ def read_folder(folder: Path) -> Iterator[TemplateFile]:
                 )
             except (InvalidRequestError, yaml.YAMLError, UnicodeDecodeError) as error:
                 raise InvalidRequestError(f"{path}: {error}") from error
-            yield TemplateFile(tenant, template_id, template)
+            yield TemplateFile(path, tenant, template_id, template)
 
 
 def parse_file(text: str, default_id: str, *, is_public: bool) -> tuple[str, PromptTemplate]:

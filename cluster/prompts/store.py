@@ -2,7 +2,8 @@
 
 <root>/changes                            touched at every change; its time tells other processes to look again
 <root>/public/<id>.json                   declared by the operator, for all tenants
-<root>/tenants/<quoted tenant>/<id>.json  {"id", "latest", "versions": {version: {"created_at", "template"}}}
+<root>/tenants/<quoted tenant>/<id>.json  {"id", "tenant", "latest", "versions": {version: {"created_at", "template"}},
+                                          "is_from_folder": who put the latest}
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,9 @@ class TemplateStore:
         (root / "changes").touch(exist_ok=True)
         self.poll()
 
-    def put(self, tenant: TenantId | None, template_id: str, template: PromptTemplate) -> RegisteredTemplate:
+    def put(
+        self, tenant: TenantId | None, template_id: str, template: PromptTemplate, *, is_from_folder: bool = False
+    ) -> RegisteredTemplate:
         """Adds a version and makes it the latest; putting an old version again makes that one the latest."""
         if not _ID.fullmatch(template_id):
             raise InvalidRequestError(
@@ -76,6 +79,7 @@ class TemplateStore:
             created = {"created_at": int(self._clock()), "template": template.to_dict()}
             record["versions"].setdefault(template.version, created)
             record["latest"] = template.version
+            record["is_from_folder"] = is_from_folder
             _drop_oldest(record)
             _write(path, record)
             owner = self._hash_of(tenant)
@@ -90,6 +94,16 @@ class TemplateStore:
             self._path(tenant, template_id).unlink()
             gone = (self._hash_of(tenant), template_id)
             self._entries = {key: versions for key, versions in self._entries.items() if key != gone}
+
+    def delete_from_folder(self, kept: Set[tuple[TenantId | None, str]]) -> None:
+        """Removes what a folder of files brought in and no longer holds; what was put otherwise since then stays."""
+        gone = [
+            (record["tenant"], record["id"])
+            for record in self._records()
+            if record.get("is_from_folder") and (record["tenant"], record["id"]) not in kept
+        ]
+        for tenant, template_id in gone:
+            self.delete(tenant, template_id)
 
     def get(self, tenant: bytes | None, template_id: str, version: str | None = None) -> RegisteredTemplate:
         """The tenant's own template, else a public one of that id. `version` None means the latest."""
@@ -114,21 +128,26 @@ class TemplateStore:
             found = [each for versions in self._entries.values() for each in versions.values() if each.is_latest]
         return sorted(found, key=lambda each: (each.created_at, each.id, each.tenant or b""))
 
-    def poll(self) -> bool:
-        """Reads the folder again if any process has changed it. True when it had changed."""
+    def poll(self) -> int:
+        """Reads the folder again if any process has changed it. Returns the number of the last change that is known:
+        whoever keeps something made from templates compares it, since anybody may poll first."""
         changed = (self._root / "changes").stat().st_mtime_ns
         with self._lock:
             if changed == self._seen_change:
-                return False
+                return changed
             entries = {}
-            for path in (*(self._root / "public").glob("*.json"), *(self._root / "tenants").glob("*/*.json")):
-                record = _read(path)
-                if record is not None:
-                    tenant = self._hash_of(record["tenant"])
-                    entries[tenant, record["id"]] = _versions(record, tenant)
+            for record in self._records():
+                tenant = self._hash_of(record["tenant"])
+                entries[tenant, record["id"]] = _versions(record, tenant)
             self._entries = entries
             self._seen_change = changed
-        return True
+        return changed
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for path in (*(self._root / "public").glob("*.json"), *(self._root / "tenants").glob("*/*.json")):
+            record = _read(path)
+            if record is not None:  # deleted meanwhile
+                yield record
 
     def _hash_of(self, tenant: str | None) -> bytes | None:
         return None if tenant is None else self._tenant_hash(tenant)

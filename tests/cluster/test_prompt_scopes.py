@@ -13,6 +13,7 @@ from prompt_rig import BLOCK_SIZE, PromptRig, num_blocks, tokenizer_with
 
 from cache_service.block_key import ModelIdentity
 from cluster.api.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
+from cluster.api.ids import TenantId
 from cluster.api.scope import Scope
 from cluster.prompts.catalog import PinBudget
 from cluster.prompts.policy import Share, SharingPolicy
@@ -127,7 +128,9 @@ def test_policies_of_template_tenant_and_request_only_narrow(
     put_default(by_tenant)
     by_request = PromptRig(tmp_path / "c", sandbox=sandbox)
     put_default(by_request)
-    for rig, asked in ((by_template, None), (by_tenant, None), (by_request, Share(share))):
+    by_default = PromptRig(tmp_path / "d", sandbox=sandbox, policy=SharingPolicy(Share(share)))
+    put_default(by_default)
+    for rig, asked in ((by_template, None), (by_tenant, None), (by_request, Share(share)), (by_default, None)):
         prompt = rig.ask(rig.caller(), product="chair", name="Alice", share=asked)
         assert {span.fields.scope for span in prompt.spans} == wanted
         widened = rig.ask(rig.caller(), product="chair", name="Alice", share=asked or Share.VARIABLES)
@@ -135,6 +138,18 @@ def test_policies_of_template_tenant_and_request_only_narrow(
         again = rig.ask(rig.caller(), product="chair", name="Alice", share=asked)
         assert prompt.use_prefix_cache == (share != "none")
         assert (rig.num_shared(prompt, again) == 0) == (share == "none")
+
+
+def test_a_tenant_s_policy_stands_in_place_of_the_default(tmp_path: Path, sandbox: TemplateSandbox) -> None:
+    """A closed service may open one tenant, and an open one close another; what nobody may take is not pinned."""
+    policy = SharingPolicy(Share.USER, {PromptRig(tmp_path, sandbox=sandbox).tenant("acme"): Share.VARIABLES})
+    rig = PromptRig(tmp_path, sandbox=sandbox, policy=policy)
+    for tenant in ("acme", "globex"):
+        put_default(rig, tenant=tenant)
+    acme, globex = (rig.ask(rig.caller("a", tenant), product="chair", name="A") for tenant in ("acme", "globex"))
+    assert [span.fields.scope for span in acme.spans] == [Scope.TEMPLATE, Scope.VARIABLES, Scope.USER]
+    assert [span.fields.scope for span in globex.spans] == [Scope.USER]
+    assert [warm_up.spans[0].fields.tenant for warm_up in rig.catalog.all_warm_ups()] == [rig.tenant("acme")]
 
 
 def test_a_salt_keeps_variables_to_oneself(rig: PromptRig) -> None:
@@ -207,6 +222,21 @@ def test_over_budget_everything_falls_to_the_user(tmp_path: Path, sandbox: Templ
     assert rig.catalog.all_warm_ups() == []
     roomy = PromptRig(tmp_path, sandbox=sandbox)
     assert num_blocks(roomy.ask(roomy.caller(), product="chair"), Scope.TEMPLATE) > 2
+
+
+def test_what_another_gateway_registers_and_deletes_counts_here_too(
+    rig: PromptRig, tmp_path: Path, sandbox: TemplateSandbox
+) -> None:
+    other = PromptRig(tmp_path, sandbox=sandbox)
+    assert rig.catalog.all_warm_ups() == []
+    put_default(other)
+    prompt = rig.ask(rig.caller(), product="chair", name="A")  # looks the template up before it asks what is pinned
+    assert num_blocks(prompt, Scope.TEMPLATE) > 0
+    assert len(rig.catalog.all_warm_ups()) == 1
+    other.catalog.delete(TenantId("acme"), "t")
+    with pytest.raises(NotFoundError):
+        rig.ask(rig.caller(), product="chair", name="A")
+    assert rig.catalog.all_warm_ups() == []
 
 
 def test_an_older_version_is_not_pinned_and_so_not_shared(rig: PromptRig) -> None:
