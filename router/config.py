@@ -49,7 +49,7 @@ class AdmissionConfig:
     max_queue_wait_s: float = 60.0
     worker_wait_s: float = 5.0  # how long a request waits while no worker at all is live
     extra_seqs_per_worker: int = 2  # placed beyond max_num_seqs, so that a freed slot is filled without a round trip
-    reserved_seqs_per_worker: int = 1  # kept for tenants that have nothing running, while several tenants are active
+    reserved_seqs_per_worker: int = 1  # kept for tenants below their share, while several are active
     active_window_s: float = 600.0  # a tenant counts as active for so long after its last request
     max_tenants: int = 10_000  # tenants remembered; the longest idle ones are forgotten
     default_limits: TenantLimits = field(default_factory=TenantLimits)

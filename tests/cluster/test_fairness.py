@@ -38,7 +38,7 @@ from workers.step import SampledToken, StepInput, StepOutput
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 16, 4000, 2048
 KEYER = BlockKeyer(SECRET, fake_identity(BLOCK_SIZE))
 FLOODING_CLIENTS, FLOOD_PROMPT, FLOOD_OUTPUT = 24, 400, 100
-PROBE_PROMPT, PROBE_OUTPUT, NUM_PROBES = 100, 4, 400
+PROBE_PROMPT, PROBE_OUTPUT = 100, 4
 FRONT_DOOR_S = 0.015  # HTTP, rendering, tokenizing, placing: the same in both cases
 
 
@@ -99,13 +99,13 @@ class Simulation:
         )
         return SimulatedWorker(worker_id, engine, runner)
 
-    async def run(self, flows: Sequence[tuple[Flow, int]], probe: Flow) -> None:
+    async def run(self, flows: Sequence[tuple[Flow, int]], probe: Flow, num_probes: int) -> None:
         """Until `probe` has its figures. Each flow comes with its number of clients."""
         for flow, num_clients in flows:
             for client in range(num_clients):
                 self._at(self.clock.now_s + 0.05 * client, self._ask, flow)
         self._at(self.clock.now_s, self._beat)
-        while len(probe.first_token_s) < NUM_PROBES:
+        while len(probe.first_token_s) < num_probes:
             self.clock.now_s, _, (action, arguments) = heapq.heappop(self._events)
             action(*arguments)
             await self._settle()
@@ -177,13 +177,15 @@ class Simulation:
         self._at(self.clock.now_s + 0.5, self._beat)
 
 
-async def p95_s(*, is_flooded: bool, settings: ClusterConfig, admission: AdmissionConfig) -> float:
+async def p95_s(
+    *, is_flooded: bool, settings: ClusterConfig, admission: AdmissionConfig, num_probes: int = 400
+) -> float:
     probe = Flow("small", PROBE_PROMPT, PROBE_OUTPUT, pause_s=(0.5, 2.0))
     flows = [(probe, 1)]
     if is_flooded:
         flows.append((Flow("flooding", FLOOD_PROMPT, FLOOD_OUTPUT), FLOODING_CLIENTS))
-    await Simulation(settings, admission).run(flows, probe)
-    return quantiles(probe.first_token_s[NUM_PROBES // 6 :], n=20)[-1]
+    await Simulation(settings, admission).run(flows, probe, num_probes)
+    return quantiles(probe.first_token_s[num_probes // 6 :], n=20)[-1]
 
 
 async def test_a_flood_delays_another_tenants_first_tokens_by_less_than_2_5_times() -> None:
@@ -197,7 +199,7 @@ async def test_a_flood_delays_another_tenants_first_tokens_by_less_than_2_5_time
 async def test_without_a_reserved_place_it_would_be_more() -> None:
     """The paired check: the measurement can tell."""
     settings, admission = ClusterConfig(), AdmissionConfig(reserved_seqs_per_worker=0, max_queue_wait_s=600)
-    alone = await p95_s(is_flooded=False, settings=settings, admission=admission)
-    flooded = await p95_s(is_flooded=True, settings=settings, admission=admission)
+    alone = await p95_s(is_flooded=False, settings=settings, admission=admission, num_probes=60)
+    flooded = await p95_s(is_flooded=True, settings=settings, admission=admission, num_probes=60)
     print(f"without a reserved place: {flooded / alone:.2f} times")
     assert flooded > 2.5 * alone

@@ -40,10 +40,17 @@ def load(folder: Path, name: str, kernel: str, dtype: str, layout: str = "packed
 CASES = [*((*kernel, name) for kernel in KERNELS for name in NAMES), ("torch", "float16", "llama")]
 
 
-@pytest.fixture(params=CASES, ids="-".join)
-def runner(request: pytest.FixtureRequest, tmp_path: Path) -> CpuModelRunner:
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModelRunner:
     kernel, dtype, name = request.param
-    return load(tmp_path, name, kernel, dtype)
+    return load(tmp_path_factory.mktemp(name), name, kernel, dtype)
+
+
+@pytest.fixture
+def runner(loaded: CpuModelRunner) -> CpuModelRunner:
+    """With an empty cache: other tests leave poison in it."""
+    loaded.fill_blocks(range(loaded.num_blocks), 0.0)
+    return loaded
 
 
 def neighbours(runner: CpuModelRunner) -> tuple[list[StepRow], list[StepRow]]:

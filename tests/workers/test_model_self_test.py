@@ -25,9 +25,9 @@ WIDE = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_model(tmp_path / "wide", make_reference("llama", **WIDE))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("wide"), make_reference("llama", **WIDE))
 
 
 def torch_model(folder: Path) -> TorchModel:
@@ -96,9 +96,10 @@ def test_a_tile_that_follows_the_batch_is_caught(folder: Path, caplog: pytest.Lo
     assert any("chunks" in failure for failure in report.failures)
 
 
-def test_equal_machines_and_weights_give_equal_numerics(folder: Path, tmp_path: Path) -> None:
+def test_equal_machines_and_weights_give_equal_numerics(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "one", make_reference("llama"))
     first, second = (make_runner(folder, kernel="torch", self_test=True).numerics for _ in range(2))
-    other = save_model(tmp_path / "other", make_reference("llama", seed=1, **WIDE))
+    other = save_model(tmp_path / "other", make_reference("llama", seed=1))
     assert first == second
     assert make_runner(other, kernel="torch", self_test=True).numerics != first
     assert make_runner(folder, kernel="torch", self_test=True, dtype="bfloat16").numerics != first
