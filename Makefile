@@ -76,6 +76,10 @@ proto: $(STAMP) ## Generate the gRPC code from the .proto file
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
 		cluster/proto/watchword/v1/generation.proto
 
+.PHONY: settings
+settings: $(STAMP) ## Write docs/settings.md from the settings
+	$(BIN)/python -m cluster.settings_page > docs/settings.md
+
 .PHONY: bit-exact
 bit-exact: $(STAMP) ## The long form of the bit-exactness tests
 	$(BIN)/python -m pytest tests/workers -m slow $(PYTEST_ARGS)

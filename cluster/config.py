@@ -12,26 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.api.errors import InvalidRequestError
 from cluster.config_fields import explain
+from cluster.config_sources import read_environment, read_file
 
-ENV_PREFIX = "WATCHWORD_"
 FIRST_AUTO_SEQS = 4  # where max_num_seqs 'auto' begins
 ShareWord = Literal["none", "user", "template", "variables"]
-# Read by other parts, not by this model: the gate of the planted faults, the tests' data folder, the weights' cache,
-# the key of the commands that ask a server.
-_FOREIGN_ENV = frozenset(
-    {
-        "WATCHWORD_ALLOW_PLANTED_FAULTS",
-        "WATCHWORD_SHARED",
-        "WATCHWORD_CONFIG",
-        "WATCHWORD_CACHE",
-        "WATCHWORD_API_KEY",
-    }
-)
 
 
 def default_state_dir() -> Path:
@@ -44,10 +32,10 @@ class TenantShare(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    weight: float = Field(1.0, ge=0.001, le=1000)
-    requests_per_min: float | None = Field(None, ge=0, description="0: no limit")
-    tokens_per_min: float | None = Field(None, ge=0, description="0: no limit")
-    share: ShareWord | None = Field(None, description="how far the tenant's blocks are shared at most")
+    weight: float = Field(1.0, ge=0.001, le=1000, description="turns in the queue beside tenants of weight 1")
+    requests_per_min: float | None = Field(None, ge=0, description="in place of tenant_requests_per_min; 0: no limit")
+    tokens_per_min: float | None = Field(None, ge=0, description="in place of tenant_tokens_per_min; 0: no limit")
+    share: ShareWord | None = Field(None, description="in place of default_share")
 
 
 class ClusterConfig(BaseModel):
@@ -59,7 +47,7 @@ class ClusterConfig(BaseModel):
     model: str = Field("smollm2", description="'smollm2' (installed weights), a model folder, a GGUF file or a hub id")
     served_model_name: str | None = Field(None, description="name in the API; default: derived from the model")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="of weights and KV cache; 'auto': what is fastest and fits the model"
+        "auto", description="of weights and KV cache; 'auto': bfloat16 where the processor multiplies it, else float32"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where workers compute; 'auto': on GPUs if there is one for each"
@@ -144,12 +132,16 @@ class ClusterConfig(BaseModel):
     routing_policy: Literal["watchword", "round_robin", "power_of_two", "least_tokens", "random"] = Field(
         "watchword", description="which worker answers; all but 'watchword' are blind to what workers have cached"
     )
+
+    # Who gets how much
     max_queue: int = Field(256, ge=0, description="requests that may wait for a worker; beyond it 503")
     tenant_requests_per_min: float = Field(0.0, ge=0, description="of each tenant; beyond it 429; 0: no limit")
     tenant_tokens_per_min: float = Field(0.0, ge=0, description="of each tenant; beyond it 429; 0: no limit")
     tenants: dict[str, TenantShare] = Field(
         default_factory=dict, description="by name: weight, requests_per_min, tokens_per_min, share; others as above"
     )
+
+    # For how long
     body_timeout_s: float = Field(60.0, gt=0, description="a request's body must have come after so long, else 408")
     request_timeout_s: float = Field(600.0, gt=0, description="longest life of one request")
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running streams may go on at shutdown")
@@ -216,50 +208,10 @@ def load_config(
     environ = os.environ if environ is None else environ
     merged: dict[str, Any] = {}
     if config_file is not None:
-        merged.update(_read_file(config_file))
-    merged.update(_read_environment(environ))
+        merged.update(read_file(config_file))
+    merged.update(read_environment(environ, ClusterConfig.model_fields))
     merged.update({name: value for name, value in flags.items() if value is not None})
     try:
         return ClusterConfig(**merged)
     except ValidationError as error:
         raise InvalidRequestError(explain(error, ClusterConfig)) from None
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidRequestError(f"config file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidRequestError(f"config file {path} is not UTF-8 text") from None
-    except yaml.YAMLError as error:
-        raise InvalidRequestError(f"config file {path} is not valid YAML: {error}") from None
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise InvalidRequestError(f"config file {path} must hold a mapping, not a {type(loaded).__name__}")
-    return {str(name).replace("-", "_"): value for name, value in loaded.items()}
-
-
-def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX) or name in _FOREIGN_ENV:
-            continue
-        field = name[len(ENV_PREFIX) :].lower()
-        if field not in ClusterConfig.model_fields:
-            raise InvalidRequestError(f"environment variable {name} names no setting")
-        if not value:
-            continue  # set to nothing: not given
-        found[field] = parse_value(value, f"environment variable {name}")
-    return found
-
-
-def parse_value(text: str, where: str) -> Any:
-    """Lists and maps are written as YAML, '[10.0.0.1, 10.0.0.2]'; all else stays text, which the field converts."""
-    if not text.startswith(("[", "{")):
-        return text
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InvalidRequestError(f"{where} is neither a list nor a map: {text!r}") from None

@@ -19,11 +19,12 @@ from stat import S_ISDIR
 
 import ray
 from ray import serve
+from rich.markup import escape
 
 from cache_service.embedded import EmbeddedRedis
 from cluster.api.errors import InvalidRequestError
 from cluster.api.secret import load_or_create_secret
-from cluster.auth.key_store import list_keys
+from cluster.auth.access import access_at
 from cluster.config import ClusterConfig
 
 APP_NAME = "watchword"
@@ -37,7 +38,7 @@ class LocalCluster:
     def __init__(self, config: ClusterConfig, report: Callable[[str], None]) -> None:
         self._report = report
         self._redis: EmbeddedRedis | None = None
-        self.has_keys = len(list_keys(config.keys_path)) > 0
+        self.access = access_at(config.host, config.keys_path, is_loopback=config.is_loopback)
         self._run_dir = Path(tempfile.mkdtemp(prefix="watchword-"))
         self.config = config.model_copy(
             update={
@@ -114,15 +115,10 @@ class LocalCluster:
             self._deploy_error = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
     def _check_bind(self) -> None:
-        if not self.config.is_loopback and not self.has_keys:
-            raise InvalidRequestError(
-                f"refusing to listen on {self.config.host} without API keys: everyone who can reach it would be "
-                "operator. Make a key first: watchword keys create --tenant NAME --operator"
-            )
         for port in (self.config.http_port, self.config.grpc_port):
             _require_free(self.config.host, port)
-        if not self.has_keys:
-            self._report("[yellow]no API keys: whoever reaches this address is operator of tenant 'default'[/yellow]")
+        if self.access.warning is not None:
+            self._report(f"[yellow]{escape(self.access.warning)}[/yellow]")
 
     def _redis_url_file(self) -> Path:
         if self.config.redis_url_file is not None:

@@ -16,14 +16,15 @@ from rich.progress import Progress
 from cluster.bench.driver import BenchTarget, run_workload
 from cluster.bench.report import print_summary, summarise
 from cluster.bench.workload import Conversation, WorkloadName, build_workload, default_concurrency
+from cluster.commands.options import ApiKey, ServerUrl
 
 console = Console()
 
 
 def bench(
     workload: Annotated[str, typer.Option(help="A shared prefixes, B unique, C multi-turn, W warm-up")] = "A",
-    url: Annotated[str, typer.Option(help="server, with or without /v1")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(help="id.secret", envvar="OPENAI_API_KEY")] = None,
+    url: ServerUrl = "http://127.0.0.1:8000",
+    api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="default: the server's first model")] = None,
     users: Annotated[int, typer.Option(min=1, help="spread the requests over so many users")] = 12,
     concurrency: Annotated[int, typer.Option(min=0, help="requests at a time; 0: the workload's own")] = 0,

@@ -15,13 +15,16 @@ from cluster.bench.compare import Comparison, Contestant, compare, markdown
 from cluster.bench.plot import plot_comparisons
 from cluster.bench.workload import WorkloadName
 from cluster.commands.bench import measure
+from cluster.commands.options import API_KEY_ENV
 
 console = Console(stderr=True)
 
 
 def bench_peers(
     url: Annotated[str, typer.Option(help="our server")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(help="operator or delegate key of our server")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="operator or delegate key of our server", envvar=API_KEY_ENV)
+    ] = None,
     peer: Annotated[list[str] | None, typer.Option(help="NAME=URL of another running server, repeatable")] = None,
     workloads: Annotated[str, typer.Option(help="any of A, B, C")] = "ABC",
     rounds: Annotated[int, typer.Option(min=1, help="runs of each workload on each server")] = 3,

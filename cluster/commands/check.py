@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cluster.commands.options import OperatorKey
+
 
 def check(
     url: Annotated[str, typer.Option(help="server")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(help="an operator's key", envvar="WATCHWORD_API_KEY")] = None,
+    api_key: OperatorKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Look at a running deployment before users do: isolation, keys, books, monitoring, authentication.

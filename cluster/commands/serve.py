@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.config import ClusterConfig, load_config, parse_value
+from cluster.config import ClusterConfig, load_config
+from cluster.config_sources import parse_value
 
 console = Console(stderr=True)
 
@@ -98,7 +99,7 @@ def _parse_settings(pairs: list[str], option: str, spell: Callable[[str], str]) 
 
 
 def _print_addresses(cluster: Any, seconds: float) -> None:
-    http, grpc, key = cluster.http_address, cluster.grpc_address, cluster.has_keys
+    http, grpc, key = cluster.http_address, cluster.grpc_address, cluster.access.needs_key
     out = Console()
     out.print(f"\n[bold]Watchword is ready[/bold] after {seconds:.0f} s")
     out.print(f"  HTTP  http://{http}   (OpenAI API under /v1)\n  gRPC  {grpc}\n")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from cluster.api.errors import InvalidRequestError, NotFoundError
 from cluster.checks.live_server import LiveServer, Reply
+from cluster.commands.options import OperatorKey
 from cluster.experiment.event_file import BlockEvent, EventFile, read_events
 from cluster.experiment.trace import trace_request
 from cluster.experiment.trace_text import print_trace
@@ -26,7 +27,7 @@ def trace(
         ),
     ],
     url: Annotated[str, typer.Option(help="server")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(help="an operator's key", envvar="WATCHWORD_API_KEY")] = None,
+    api_key: OperatorKey = None,
     history: Annotated[bool, typer.Option("--history", help="show everything that happened to each block")] = False,
 ) -> None:
     """Every block that a request read or wrote, where each came from, and where foreign state came in.

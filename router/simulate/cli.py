@@ -65,7 +65,8 @@ def simulate(
         bool, typer.Option("--newcomers-first", help="Shared engine: a prompt's first chunk goes before older ones.")
     ] = False,
     step_times: Annotated[
-        Path | None, typer.Option(help="Shared engine: measured steps, lines of [prefill tokens, decoding, seconds].")
+        Path | None,
+        typer.Option(help="Shared engine: measured steps, a JSON list a line: prefill tokens, decoding, seconds."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the policies' ties and of generated traffic.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
