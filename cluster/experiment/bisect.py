@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from cluster.experiment.component import Component
 from cluster.experiment.runner import ExperimentResult
 from cluster.experiment.statistics import rounds_needed
 from workers.config import Batching, EngineConfig, Layout
@@ -63,6 +64,14 @@ class Trial:
     outcome: Outcome
     num_rounds: int
     num_contaminated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """All replays, and the component that they and the findings name; None is undecided."""
+
+    trials: tuple[Trial, ...]
+    named: Component | None
 
 
 RunWith = Callable[[EngineConfig], Awaitable[ExperimentResult]]

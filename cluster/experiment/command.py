@@ -11,12 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from cluster.api.errors import InvalidRequestError, UnavailableError
+from cluster.experiment.bisect import Bisection
 from cluster.experiment.event_file import BlockEvent, EventFile, write_events
 from cluster.experiment.plan import Plan, make_plan
 from cluster.experiment.replay import draw_seed, read_plan, write_plan
 from cluster.experiment.report_html import html_report
-from cluster.experiment.report_json import experiment_record
-from cluster.experiment.report_text import LiveProgress, print_experiment, print_matrix
+from cluster.experiment.report_json import bisection_record, experiment_record
+from cluster.experiment.report_text import LiveProgress, print_bisection, print_experiment, print_matrix
 from cluster.experiment.runner import ExperimentResult, run_experiment
 from cluster.experiment.state_file import seed_of
 from cluster.experiment.targets.url import UrlTarget
@@ -102,17 +103,30 @@ async def _against_url(console: Console, options: ExperimentOptions, seed: int) 
 
 
 def report(
-    console: Console, options: ExperimentOptions, results: list[ExperimentResult], events: Sequence[BlockEvent]
+    console: Console,
+    options: ExperimentOptions,
+    results: list[ExperimentResult],
+    events: Sequence[BlockEvent],
+    *,
+    mapped: str | None = None,
+    bisection: Bisection | None = None,
 ) -> int:
-    """Prints, writes the files that were asked for, and returns the exit status."""
+    """Prints, writes the files that were asked for, and returns the exit status. `events` are those of the condition
+    `mapped`, the first one unless it is named."""
     if len(results) == 1:
         print_experiment(console, results[0])
     else:
         print_matrix(console, results)
+    if bisection is not None:
+        print_bisection(console, bisection)
+    elif options.bisect:
+        console.print("nothing to locate: no oracle found anything")
     records = [experiment_record(result) for result in results]
-    write_json(options.json_file, records[0] if len(records) == 1 else {"conditions": records})
+    record = records[0] if len(records) == 1 else {"conditions": records}
+    write_json(options.json_file, record if bisection is None else {**record, "bisection": bisection_record(bisection)})
     if options.html_file is not None:
-        options.html_file.write_text(html_report(results, events), encoding="utf-8")
+        page = html_report(results, events, mapped=mapped or results[0].condition, bisection=bisection)
+        options.html_file.write_text(page, encoding="utf-8")
     if options.events_file is not None:
         write_events(options.events_file, _event_file(results[0], events))
     return int(_worst(results))

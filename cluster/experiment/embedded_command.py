@@ -11,28 +11,25 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from cluster.experiment.bisect import PREFIX_CACHE, bisect, cleared_by, switches
+from cluster.experiment.bisect_run import bisect_run
 from cluster.experiment.command import ExperimentOptions, plan_of, report, workload_of, write_json
 from cluster.experiment.condition import MAX_BLOCKS, Condition, baseline, default_engine
 from cluster.experiment.event_file import BlockEvent
 from cluster.experiment.faults.catalog import planted_faults
 from cluster.experiment.faults.fault import Fault
 from cluster.experiment.faults.stages import make_stages
-from cluster.experiment.locate import Evidence, locate
 from cluster.experiment.long_run import LongRun, continue_run
 from cluster.experiment.matrix import matrix
 from cluster.experiment.matrix_state import MatrixState
-from cluster.experiment.neighbours import depends_on_neighbours
 from cluster.experiment.plan import Plan
 from cluster.experiment.planted import Case, Investigator, investigate_blind
 from cluster.experiment.planted_state import PlantedState
 from cluster.experiment.report_planted import planted_record, print_planted
-from cluster.experiment.report_text import LiveProgress, print_bisection
+from cluster.experiment.report_text import LiveProgress
 from cluster.experiment.report_timing import print_timing
 from cluster.experiment.runner import ExperimentResult, run_experiment
 from cluster.experiment.statistics import rule_of_three
 from cluster.experiment.targets.embedded import EmbeddedTarget
-from cluster.experiment.targets.solo import SoloEngine
 from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.target import Target
 from cluster.experiment.targets.weights import LoadedModel, load_model
@@ -40,7 +37,6 @@ from cluster.experiment.targets.worker_group import WorkerGroup
 from cluster.experiment.timing import MIN_PAIRS, Samples, measure
 from cluster.experiment.trial import fitted, make_oracles, make_target
 from cluster.experiment.verdict import MIN_SHARED_ROUNDS, Status
-from workers.config import EngineConfig
 
 _PLANTED_ROUNDS = 4
 _LONG_RUN_STATE = Path("isolation.json")
@@ -134,6 +130,7 @@ async def _timing(console: Console, options: ExperimentOptions, loaded: LoadedMo
 async def _matrix(console: Console, options: ExperimentOptions, loaded: LoadedModel, parts: StackParts | None) -> int:
     results: list[ExperimentResult] = []
     events: Sequence[BlockEvent] = ()
+    mapped = ""  # the condition that `events` are of: the first that ran in this process
     state = MatrixState.load(options.state_file, loaded.name, options.seed or 0, options.rounds)
     for given in matrix(workload_of(options)):
         plan = given.plan(options.seed or 0, options.rounds)
@@ -147,8 +144,8 @@ async def _matrix(console: Console, options: ExperimentOptions, loaded: LoadedMo
         state.add(results[-1])
         console.print(f"{condition.name}: {results[-1].verdict.status.name.lower()}")
         if not events:
-            events = _events_of(target)
-    return report(console, options, results, events)
+            events, mapped = _events_of(target), condition.name
+    return report(console, options, results, events, mapped=mapped)
 
 
 async def _one_condition(
@@ -158,10 +155,10 @@ async def _one_condition(
     condition = fitted(loaded, baseline(plan.workload, options.requirements), plan)
     target = make_target(loaded, condition, parts)
     result = await _run(console, options, loaded, condition, plan, target)
-    status = report(console, options, [result], _events_of(target))
-    if options.bisect:
-        await _bisect(console, options, loaded, condition, result, parts)
-    return status
+    found = None
+    if options.bisect and result.findings:
+        found = await bisect_run(loaded, condition, result, parts, is_exact=options.exact)
+    return report(console, options, [result], _events_of(target), bisection=found)
 
 
 async def _run(
@@ -181,40 +178,6 @@ async def _run(
             condition=condition.name,
             progress=progress,
         )
-
-
-async def _bisect(
-    console: Console,
-    options: ExperimentOptions,
-    loaded: LoadedModel,
-    condition: Condition,
-    result: ExperimentResult,
-    parts: StackParts | None,
-) -> None:
-    """Replays the recorded arrivals under one switch after the other, and names the component."""
-    if not result.findings:
-        console.print("nothing to locate: no oracle found anything")
-        return
-    oracles = make_oracles(loaded, condition, is_exact=options.exact)
-
-    async def run_with(config: EngineConfig) -> ExperimentResult:
-        target = EmbeddedTarget(loaded, config, parts, with_template=condition.with_template)
-        return await run_experiment(target, result.plan, oracles=oracles, requirements=condition.requirements)
-
-    rate = result.verdict.any_rate.value
-    trials = await bisect(condition.engine, switches(), run_with, seen_rate=rate, is_replay_exact=options.exact)
-    cleared = cleared_by(trials)
-    wrong = next((finding for finding in result.findings if finding.kind == "logits"), None)
-    depends = None
-    if wrong is not None:
-        # Other content hits other prefixes: where the cache is not to blame, it is kept from changing the steps.
-        quiet = replace(
-            condition, engine=replace(condition.engine, prefix_caching=PREFIX_CACHE in cleared), restart_every=None
-        )
-        solo = SoloEngine(loaded, condition.engine, with_template=condition.with_template)
-        depends = await depends_on_neighbours(lambda: make_target(loaded, quiet, parts), result.plan, wrong, solo)
-    named = locate(Evidence(result.findings, cleared, condition.engine.layout, depends))
-    print_bisection(console, trials, named)
 
 
 def _events_of(target: Target) -> Sequence[BlockEvent]:

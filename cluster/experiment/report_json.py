@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cluster.experiment.bisect import Bisection
 from cluster.experiment.finding import Finding, OracleName
 from cluster.experiment.plan import Plan
 from cluster.experiment.runner import ExperimentResult
@@ -50,6 +51,19 @@ def experiment_from_record(record: dict[str, Any], plan: Plan) -> ExperimentResu
     info = TargetInfo(record["target"], record["model"], record["sees_steps"], record["settings"])
     rounds = tuple(_round_from(item) for item in record["rounds"])
     return ExperimentResult(record["condition"], info, plan, rounds, verdict, record["controls"])
+
+
+def bisection_record(bisection: Bisection) -> dict[str, Any]:
+    trials = [
+        {
+            "switches": list(trial.switches),
+            "outcome": trial.outcome.value,
+            "rounds": trial.num_rounds,
+            "contaminated": trial.num_contaminated,
+        }
+        for trial in bisection.trials
+    ]
+    return {"component": None if bisection.named is None else bisection.named.value, "trials": trials}
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:

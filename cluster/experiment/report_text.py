@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cluster.experiment.bisect import Trial
-from cluster.experiment.component import Component
+from cluster.experiment.bisect import Bisection
 from cluster.experiment.runner import ExperimentResult
 from cluster.experiment.statistics import rule_of_three
 from cluster.experiment.verdict import RoundResult, Status
@@ -103,11 +102,12 @@ def _observations(result: ExperimentResult) -> Table:
     return table
 
 
-def print_bisection(console: Console, trials: Sequence[Trial], named: Component | None) -> None:
+def print_bisection(console: Console, bisection: Bisection) -> None:
     table = Table("switched", "rounds", "contaminated", "outcome", title="bisection of the recorded arrivals")
-    for trial in trials:
+    for trial in bisection.trials:
         table.add_row(
             " + ".join(trial.switches), str(trial.num_rounds), str(trial.num_contaminated), trial.outcome.value
         )
     console.print(table)
-    console.print(f"component: {'undecided' if named is None else named.value}", style="bold")
+    named = "undecided" if bisection.named is None else bisection.named.value
+    console.print(f"component: {named}", style="bold")

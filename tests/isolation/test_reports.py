@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from cluster.api.errors import InvalidRequestError
+from cluster.experiment.bisect import Bisection, Outcome, Trial
+from cluster.experiment.block_map import Mark, block_map
 from cluster.experiment.cli import experiment
+from cluster.experiment.component import Component
 from cluster.experiment.plan import make_plan
 from cluster.experiment.report_html import html_report
-from cluster.experiment.report_json import experiment_record
-from cluster.experiment.report_text import print_experiment, print_matrix
+from cluster.experiment.report_json import bisection_record, experiment_record
+from cluster.experiment.report_text import print_bisection, print_experiment, print_matrix
 from cluster.experiment.runner import ExperimentResult, run_experiment
 from cluster.experiment.targets.embedded import EmbeddedTarget
 from cluster.experiment.targets.weights import LoadedModel
@@ -46,12 +50,46 @@ async def test_json_holds_the_verdict_and_no_text() -> None:
 async def test_html_is_one_file_that_fetches_nothing(tiny: LoadedModel) -> None:
     target = EmbeddedTarget(tiny, EngineConfig(num_blocks=256, max_model_len=1024))
     await target.run_round(PLAN.rounds[0])
-    page = html_report([await result_of(), await result_of(leaky)], list(target.events))
+    page = html_report([await result_of(), await result_of(leaky)], list(target.events), mapped="the condition")
     assert page.count("<svg") == 2
+    assert "round 0" in page
+    assert "12 requests in 6 rounds" not in page, "the banner counts all conditions"
+    assert "2 with a foreign marker" in page
     assert "held by r0.A" in page
     assert "contaminated" in page
     assert "clean" in page
     assert not re.search(r"""(src|href)=|url\(|@import|<script""", page)
+
+
+async def test_the_map_marks_where_something_was_found(tiny: LoadedModel) -> None:
+    target = EmbeddedTarget(tiny, EngineConfig(num_blocks=256, max_model_len=1024))
+    await target.run_round(PLAN.rounds[0])
+    events = list(target.events)
+    picture = block_map(events, [Mark(2, 1, "r0.A foreign_reuse"), Mark(3, None, "r0.B logits"), Mark(10**6, 1, "far")])
+    assert "step 2: r0.A foreign_reuse" in picture
+    assert "step 3: r0.B logits" in picture
+    assert "far" not in picture
+    restarted = [*events, replace(events[0], life=1)]
+    assert "foreign_reuse" not in block_map(restarted, [Mark(2, 1, "r0.A foreign_reuse")]), "of which life is it?"
+
+
+async def test_a_bisection_is_in_every_report() -> None:
+    trials = (Trial(("prefix cache off",), Outcome.STILL, 6, 2), Trial(("other layout",), Outcome.CLEARED, 6, 0))
+    for named, shown in ((Component.LAYOUT_MASK, "layout_mask"), (None, "undecided")):
+        found = Bisection(trials, named)
+        console = Console(record=True, width=160)
+        print_bisection(console, found)
+        assert f"component: {shown}" in console.export_text()
+        page = html_report([await result_of(leaky)], [], bisection=found)
+        assert f"<code>{shown}</code>" in page
+        assert "still contaminated" in page
+    assert bisection_record(Bisection(trials, Component.KEY)) == {
+        "component": "key",
+        "trials": [
+            {"switches": ["prefix cache off"], "outcome": "still contaminated", "rounds": 6, "contaminated": 2},
+            {"switches": ["other layout"], "outcome": "cleared", "rounds": 6, "contaminated": 0},
+        ],
+    }
 
 
 async def test_terminal_report_names_counts_interval_and_verdict() -> None:
