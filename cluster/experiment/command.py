@@ -138,7 +138,7 @@ def write_json(path: Path | None, record: Any) -> None:
 
 
 def _event_file(result: ExperimentResult, events: Sequence[BlockEvent]) -> EventFile:
-    users = {request.name: request.user for planned in result.plan.rounds for request in planned.requests}
+    users = {request.name: request.owner for planned in result.plan.rounds for request in planned.requests}
     corrupted = {
         finding.request: finding.evidence["step"]
         for finding in result.findings

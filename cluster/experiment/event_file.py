@@ -32,7 +32,8 @@ class BlockEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventFile:
-    """`users` maps requests to the (test) users who sent them, `corrupted` to the step of the first wrong token."""
+    """`users` maps requests to the (test) users who sent them, with their session where there is one; `corrupted` maps
+    them to the step of the first wrong token."""
 
     users: Mapping[str, str]
     corrupted: Mapping[str, int]

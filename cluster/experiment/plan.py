@@ -49,6 +49,11 @@ class PlannedRequest:
     is_scrambled: bool = False  # sends the prompt's tokens in reverse: other content of the same length
 
     @property
+    def owner(self) -> str:
+        """Whose blocks these are: the user, or one conversation of the user's."""
+        return self.user if self.session is None else f"{self.user}, {self.session}"
+
+    @property
     def is_marked(self) -> bool:
         return self.role != FILLER
 

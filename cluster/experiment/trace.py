@@ -88,7 +88,8 @@ def _wrong_owner(content: EventFile, request: str, touched: TouchedBlock) -> For
         return None
     if content.users.get(touched.origin) == content.users.get(request):
         return None
-    return ForeignState(touched.first_step, touched.block, touched.origin, "written for another user, and not shared")
+    why = "written for another user or session, and not shared"
+    return ForeignState(touched.first_step, touched.block, touched.origin, why)
 
 
 def _unwritten(touched: TouchedBlock) -> ForeignState | None:

@@ -51,6 +51,17 @@ def test_block_of_another_user_is() -> None:
     assert (found.step, found.block, found.origin) == (6, 7, "a")
 
 
+def test_block_of_another_session_of_the_same_user_is() -> None:
+    request = make_plan(1, 1, Workload(num_sessions=2)).rounds[0].requests
+    assert (request[0].user, request[0].owner) == (request[1].user, "ada, conversation 0")
+    users = {"a": request[0].owner, "b": request[1].owner, "c": request[2].owner}
+    events = [*OF_A, event(6, "reuse", 7, "b", scope="SESSION"), event(6, "reuse", 7, "c", scope="SESSION")]
+    found = trace_request(EventFile(users, {}, events), "b").foreign
+    assert found is not None
+    assert (found.step, found.block, found.origin) == (6, 7, "a")
+    assert trace_request(EventFile(users, {}, events), "c").foreign is None
+
+
 def test_block_of_a_shared_scope_is_not() -> None:
     shared = [replace(one, scope="VARIABLES" if one.scope else None) for one in OF_A]
     found = trace_request(EventFile(USERS, {}, [*shared, event(6, "reuse", 7, "b", scope="VARIABLES")]), "b")
