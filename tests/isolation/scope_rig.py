@@ -28,9 +28,9 @@ def fake_model_identity() -> ModelIdentity:
 class ScopeEngine:
     """One worker's engine, warmed with the rig's templates. Output tokens are of no interest here."""
 
-    def __init__(self, rig: PromptRig, num_blocks: int = 4096) -> None:
-        runner = FakeModelRunner(num_blocks, BLOCK_SIZE, rig.tokenizer.vocab_size, MAX_MODEL_LEN)
-        config = EngineConfig(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE)
+    def __init__(self, rig: PromptRig, num_blocks: int = 4096, max_model_len: int = MAX_MODEL_LEN) -> None:
+        runner = FakeModelRunner(num_blocks, BLOCK_SIZE, rig.tokenizer.vocab_size, max_model_len)
+        config = EngineConfig(num_blocks=num_blocks, max_model_len=max_model_len, block_size=BLOCK_SIZE)
         self.engine = build_engine(config, runner, rig.keyer)
         self.num_cached: dict[RequestId, int] = {}
         self._rig = rig
