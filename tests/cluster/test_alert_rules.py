@@ -48,3 +48,9 @@ def test_every_rule_says_what_happened() -> None:
     for rule in rules():
         assert rule["labels"]["severity"] in ("critical", "warning")  # type: ignore[index]
         assert {"summary", "description"} <= rule["annotations"].keys()  # type: ignore[union-attr]
+
+
+def test_the_pages_that_the_rules_name_are_there() -> None:
+    pages = re.findall(r"docs/\S+\.md", RULES.read_text())
+    assert pages
+    assert all((RULES.parents[2] / page).is_file() for page in pages), pages
