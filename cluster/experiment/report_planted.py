@@ -28,7 +28,8 @@ def planted_record(faults: Sequence[Fault], cases: Mapping[str, Case]) -> dict[s
                 "component_named": _named(cases[fault.name]),
             }
             for fault in faults
-        ]
+        ],
+        "invisible_to_marker": invisible_to_marker(cases),
     }
 
 

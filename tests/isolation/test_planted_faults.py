@@ -106,5 +106,6 @@ def test_record_has_exactly_the_promised_fields() -> None:
         "component_named": "layout_mask",
     }
     assert record["faults"][1]["found_by"] is None
+    assert record["invisible_to_marker"] == ["mask_of_wrong_row"]
     assert confusion((fault, other), cases) == {("layout_mask", "layout_mask"): 1, ("layout_mask", "undecided"): 1}
     assert invisible_to_marker(cases) == [fault.name]
