@@ -55,9 +55,10 @@ class WorkerControl:
 
     async def __call__(self, call: ControlCall) -> object:
         match call:
-            case WarmUp(requests):
+            case WarmUp(requests, is_complete):
                 num_pinned = sum([await self._warm_up(request) for request in requests])
-                self._on_warm()
+                if is_complete:
+                    self._on_warm()
                 return num_pinned
             case KeepPins(keys):
                 return await self._on_engine(lambda engine: engine.keep_pins(keys))

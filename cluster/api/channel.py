@@ -39,9 +39,11 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Run these prompts so that the worker pins their blocks; then it takes traffic. Answer: blocks pinned."""
+    """Run these prompts so that the worker pins their blocks. `is_complete`: then it takes traffic, although more may
+    come. Answer: blocks pinned."""
 
     requests: tuple[Request, ...]
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

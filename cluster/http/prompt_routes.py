@@ -22,11 +22,12 @@ from cluster.prompts.catalog import TemplateCatalog
 from cluster.prompts.store import RegisteredTemplate
 from cluster.prompts.wire import deleted_object, template_list, template_object
 
-OnChange = Callable[[], Awaitable[None]]
+OnChange = Callable[[bytes | None], Awaitable[None]]
 
 
 class PromptRoutes:
-    """`on_change` is awaited after every registration and deletion: the assembly warms workers up there."""
+    """`on_change` is awaited after every registration and deletion, with the owner's hash (None: public): the assembly
+    warms workers up there."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class PromptRoutes:
             body,
             is_operator=principal.is_operator,
         )
-        await self._tell()
+        await self._tell(registered.tenant)
         return self._answer(registered)
 
     async def delete(self, request: Request) -> Response:
@@ -84,7 +85,7 @@ class PromptRoutes:
             raise PermissionDeniedError("only an operator can delete a public prompt template", param="public")
         prompt_id = request.path_params["prompt_id"]
         await asyncio.to_thread(self._catalog.delete, principal.tenant, prompt_id, is_public=is_public)
-        await self._tell()
+        await self._tell(None if is_public else self._hash_of(principal))
         return _json(deleted_object(prompt_id))
 
     def _hash_of(self, principal: Principal) -> bytes:
@@ -93,9 +94,9 @@ class PromptRoutes:
     def _answer(self, registered: RegisteredTemplate) -> Response:
         return _json(template_object(registered, self._watch.suspicious(registered.tenant, registered.id)))
 
-    async def _tell(self) -> None:
+    async def _tell(self, owner: bytes | None) -> None:
         if self._on_change is not None:
-            await self._on_change()
+            await self._on_change(owner)
 
 
 def _administrator(request: Request) -> Principal:

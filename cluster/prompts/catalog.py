@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cache_service.block_key import BlockKeyer
-from cluster.api.errors import InvalidRequestError, PermissionDeniedError
+from cluster.api.errors import InvalidRequestError, OverloadedError, PermissionDeniedError
 from cluster.api.ids import TenantId
 from cluster.api.prompt import BuiltPrompt
 from cluster.api.scope import Scope, ScopeFields, ScopeSpan
@@ -26,6 +28,8 @@ from cluster.prompts.template import PromptTemplate, canonical_json
 
 _log = logging.getLogger(__name__)
 _CACHED_TEXTS = 4096
+_RETRY_FAILED_S = 3600.0  # a template may have broken its time limit because the machine was busy
+_Key = tuple[bytes | None, str, str]  # (owner, id, version) of a template
 _PUBLIC_TENANT = b"public"  # whose turn it is in the sandbox; no hash of a tenant is this short
 
 
@@ -48,13 +52,14 @@ class PinnedRun:
     fields: ScopeFields
     token_ids: tuple[int, ...]  # whole blocks
     clock: ClockReading = ()
+    has_failed: bool = False
 
 
 @dataclass(frozen=True)
 class _Plan:
     """Decided anew whenever a template or the clock changes; never modified."""
 
-    runs: Mapping[tuple[bytes | None, str, str], PinnedRun]  # (owner, id, version)
+    runs: Mapping[_Key, PinnedRun]
     tries: Mapping[bytes | None, BlockTrie]
     by_digest: Mapping[tuple[bytes | None, bytes], PinnedRun]  # tenants may register equal sources
 
@@ -80,6 +85,8 @@ class TemplateCatalog:
         self.canonical = CanonicalRenderer(encoder, self.sandbox, keyer.block_size)
         self.encoder = encoder
         self._texts: LruCache[RenderedTexts] = LruCache(_CACHED_TEXTS)
+        self._runs: dict[_Key, PinnedRun] = {}  # of the templates that have been prepared
+        self._prepared_s: dict[_Key, float] = {}
         self._plan = _Plan({}, {}, {})
         self._planned_change: int | None = None  # of the store; None: make a new plan
         self._lock = threading.RLock()
@@ -94,7 +101,8 @@ class TemplateCatalog:
         owner = None if template.is_public else tenant
         self._check_sources(owner, template)
         registered = self.store.put(owner, template_id, template)
-        self._forget_plan()
+        with contextlib.suppress(OverloadedError):  # the tenant is rendering something else: prepared a moment later
+            self.prepare(registered)
         return registered
 
     def delete(self, tenant: TenantId, template_id: str, *, is_public: bool = False) -> None:
@@ -140,7 +148,7 @@ class TemplateCatalog:
 
     def pinned_run(self, registered: RegisteredTemplate) -> PinnedRun | None:
         """The blocks under TEMPLATE or PUBLIC scope; None when the template has none or is over budget."""
-        return self._current_plan().runs.get((registered.tenant, registered.id, registered.version))
+        return self._current_plan().runs.get(_key(registered))
 
     def has_template_blocks(self, registered: RegisteredTemplate) -> bool:
         """Whether any full block depends on the template alone, pinned or not."""
@@ -178,8 +186,33 @@ class TemplateCatalog:
         return [] if run is None else [self._warm_up(run)]
 
     def all_warm_ups(self) -> list[BuiltPrompt]:
-        """For a new worker, before it takes traffic."""
+        """For a new worker, before it takes traffic; what has not been prepared is prepared first."""
+        for registered in self.unprepared():
+            self.prepare(registered)
+        return self.prepared_warm_ups()
+
+    def prepared_warm_ups(self) -> list[BuiltPrompt]:
         return [self._warm_up(run) for run in self._current_plan().runs.values()]
+
+    def prepare(self, registered: RegisteredTemplate) -> None:
+        """Finds the blocks that depend on the template alone. Takes as long as its author makes it take, so it is no
+        part of any request: until then nothing of the template is shared. Raises OverloadedError (no process free).
+        """
+        run = self._run(registered)
+        with self._lock:
+            self._runs[_key(registered)] = run
+            self._prepared_s[_key(registered)] = time.monotonic()
+        self._forget_plan()
+
+    def unprepared(self) -> list[RegisteredTemplate]:
+        """Templates that nobody here has prepared yet, or whose clock has moved on since."""
+        return [registered for registered in self.store.latest() if not self._is_prepared(registered)]
+
+    def _is_prepared(self, registered: RegisteredTemplate) -> bool:
+        run = self._runs.get(_key(registered))
+        if run is None or not self.canonical.is_current(run.clock):
+            return False
+        return not run.has_failed or time.monotonic() - self._prepared_s[_key(registered)] < _RETRY_FAILED_S
 
     def refresh_clocks(self) -> tuple[list[BuiltPrompt], list[BuiltPrompt]]:
         """(outdated, new) warm-ups of templates whose clock has moved on: unpin the former, run the latter.
@@ -187,9 +220,8 @@ class TemplateCatalog:
         Until this is called, what lies behind the old date is simply a miss.
         """
         old = self._current_plan().runs
-        if all(self.canonical.is_current(run.clock) for run in old.values()):
-            return [], []
-        self._forget_plan()
+        for registered in self.unprepared():
+            self.prepare(registered)
         new = self._current_plan().runs
         outdated = [self._warm_up(run) for key, run in old.items() if new.get(key) != run]
         fresh = [self._warm_up(run) for key, run in new.items() if old.get(key) != run]
@@ -219,12 +251,16 @@ class TemplateCatalog:
             self._lock.release()
 
     def _make_plan(self) -> _Plan:
-        runs: dict[tuple[bytes | None, str, str], PinnedRun] = {}
+        runs: dict[_Key, PinnedRun] = {}
+        prepared: dict[_Key, PinnedRun] = {}
         tries: dict[bytes | None, BlockTrie] = {}
         by_digest: dict[tuple[bytes | None, bytes], PinnedRun] = {}
         spent: dict[bytes | None, int] = {}
         for registered in self.store.latest():
-            run = self._run(registered)
+            run = self._runs.get(_key(registered))
+            if run is None:
+                continue
+            prepared[_key(registered)] = run
             num_blocks = len(run.token_ids) // self.keyer.block_size
             if num_blocks == 0:
                 continue
@@ -237,9 +273,11 @@ class TemplateCatalog:
             assert digest is not None
             if (owner, digest) not in by_digest:  # the same source under two ids is one run
                 spent[owner] = spent.get(owner, 0) + num_blocks
-            runs[owner, registered.id, registered.version] = run
+            runs[_key(registered)] = run
             by_digest[owner, digest] = run
             tries.setdefault(owner, BlockTrie(self.keyer.block_size)).add(digest, run.token_ids)
+        self._runs = prepared
+        self._prepared_s = {key: self._prepared_s[key] for key in prepared}
         return _Plan(runs, tries, by_digest)
 
     def _run(self, registered: RegisteredTemplate) -> PinnedRun:
@@ -250,11 +288,15 @@ class TemplateCatalog:
         try:
             prefix = self.canonical.of_template(_turn(registered), template)
         except InvalidRequestError:  # the template breaks a limit without its values; requests still can use it
-            return PinnedRun(fields, ())
+            return PinnedRun(fields, (), has_failed=True)
         size = self.keyer.block_size
         num_tokens = prefix.num_tokens_allowed // size * size
         clock = self.canonical.clock_of(_turn(registered), template)
         return PinnedRun(fields, prefix.token_ids[:num_tokens], clock)
+
+
+def _key(registered: RegisteredTemplate) -> _Key:
+    return registered.tenant, registered.id, registered.version
 
 
 def _turn(registered: RegisteredTemplate) -> bytes:

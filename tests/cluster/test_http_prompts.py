@@ -46,7 +46,7 @@ class Door:
         authenticator = Authenticator(self.keys_path, allow_anonymous=False)
         self.app: Front = build_http_app(core, authenticator, GatewayMetrics(), config, extra_routes=prompts.routes())
 
-    async def changed(self) -> None:
+    async def changed(self, owner: bytes | None) -> None:
         self.num_changes += 1
 
     def client(self, tenant: str, role: Role | None = Role.DELEGATE, user: str | None = None) -> httpx.AsyncClient:

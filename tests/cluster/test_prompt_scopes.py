@@ -221,6 +221,7 @@ def test_over_budget_everything_falls_to_the_user(tmp_path: Path, sandbox: Templ
     assert rig.num_shared(*prompts) == 0
     assert rig.catalog.all_warm_ups() == []
     roomy = PromptRig(tmp_path, sandbox=sandbox)
+    assert len(roomy.catalog.all_warm_ups()) == 1
     assert num_blocks(roomy.ask(roomy.caller(), product="chair"), Scope.TEMPLATE) > 2
 
 
@@ -231,8 +232,10 @@ def test_what_another_gateway_registers_and_deletes_counts_here_too(
     assert rig.catalog.all_warm_ups() == []
     put_default(other)
     prompt = rig.ask(rig.caller(), product="chair", name="A")  # looks the template up before it asks what is pinned
-    assert num_blocks(prompt, Scope.TEMPLATE) > 0
+    assert num_blocks(prompt, *WIDE) == 0, "not prepared here yet: no request waits for that"
     assert len(rig.catalog.all_warm_ups()) == 1
+    prompt = rig.ask(rig.caller(), product="chair", name="A")
+    assert num_blocks(prompt, Scope.TEMPLATE) > 0
     other.catalog.delete(TenantId("acme"), "t")
     with pytest.raises(NotFoundError):
         rig.ask(rig.caller(), product="chair", name="A")
@@ -417,6 +420,7 @@ from pathlib import Path
 sys.path.insert(0, {folder!r})
 from prompt_rig import PromptRig
 rig = PromptRig(Path({root!r}))
+rig.catalog.all_warm_ups()
 prompt = rig.ask(rig.caller(), product="chair", name="Alice")
 print(b"".join(rig.keys(prompt)).hex())
 rig.catalog.sandbox.close()
