@@ -145,6 +145,7 @@ def _runner_config(config: ClusterConfig) -> RunnerConfig:
         num_blocks=config.kv_blocks or None,
         kv_cache_bytes=None if config.kv_blocks else int(config.kv_memory_gib * (1 << 30)),
         gpu_memory_fraction=None if "kv_memory_gib" in config.model_fields_set else config.gpu_memory_fraction,
+        window_fraction=config.kv_window_fraction,
         batch_invariant=config.batch_invariant,
         max_model_len=config.max_model_len or None,
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.largest_batch),

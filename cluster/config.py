@@ -87,6 +87,9 @@ class ClusterConfig(BaseModel):
     gpu_memory_fraction: float = Field(
         0.9, gt=0, lt=1, description="share of what weights and the largest step leave free on a GPU, for KV blocks"
     )
+    kv_window_fraction: float = Field(
+        0.5, gt=0, le=1, description="share of KV blocks that sliding-window layers have room for at a time; 1: all"
+    )
     batch_invariant: bool = Field(True, description="False: a GPU's fastest products; rows may then feel one another")
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
         8, description="sequences in a step; 'auto': from 4 up to max_num_seqs_limit, as far as marker pairs stay clean"

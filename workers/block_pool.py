@@ -19,6 +19,7 @@ from workers.block import Block, BlockContent, BlockIdentity, BlockWriter
 from workers.config import EngineConfig
 from workers.event_log import BlockAction, BlockEventLog
 from workers.prefix_cache import PrefixCache
+from workers.window_pages import WindowPages
 
 ChecksumBlocks = Callable[[Sequence[int]], list[int]]
 
@@ -30,6 +31,7 @@ class PrefixMatch:
     blocks: tuple[Block, ...] = ()
     num_wanted: int = 0
     is_mismatch: bool = False
+    window_start: int = 0  # from which block on the sliding-window layers' pages are needed too
 
 
 NO_MATCH = PrefixMatch()
@@ -45,6 +47,7 @@ class BlockPool:
         self.num_in_use = 0
         self.cache = PrefixCache(self.blocks)
         self.now_s = 0.0
+        self.pages: WindowPages | None = None  # only where the model has sliding-window layers
         self._config = config
         self._log = log
         self._checksum = checksum
@@ -55,6 +58,11 @@ class BlockPool:
         self._num_pinned_of: dict[bytes | None, int] = {}
         self._to_zero: list[int] = []
         self._stale = set(range(config.num_blocks))  # allocated or freed since last drained
+
+    def use_pages(self, pages: WindowPages) -> None:
+        """Before the first allocation: from now on a block's K and V lie in two places."""
+        self.pages = pages
+        self.cache.on_retract = pages.note_retracted
 
     # --- counts
 
@@ -78,7 +86,8 @@ class BlockPool:
     @property
     def num_missing(self) -> int:
         """The cheap form of `check_integrity`: how far free + cached + in use is from the total, by counts only."""
-        return len(self.blocks) - self.num_free - self.num_cached - self.num_in_use
+        missing = len(self.blocks) - self.num_free - self.num_cached - self.num_in_use
+        return missing if self.pages is None else abs(missing) + abs(self.pages.num_missing)
 
     def check_integrity(self) -> None:
         """free + cached + in use == total, each block in one place, the index true. Costs a walk over all blocks."""
@@ -97,13 +106,18 @@ class BlockPool:
             assert block.block_id not in pinned or block.is_pinned
         assert self.num_in_use == len(in_use)
         assert len(self.cache) == sum(block.content is not None for block in self.blocks)
+        if self.pages is not None:
+            self.pages.check_integrity(self.blocks)
 
     # --- references
 
     def match(self, wanted: Sequence[BlockContent]) -> PrefixMatch:
         """The blocks that may serve as the beginning of a sequence. Changes nothing."""
         found, is_mismatch = self.cache.match(wanted)
-        return PrefixMatch(tuple(found), len(wanted), is_mismatch)
+        if self.pages is None:
+            return PrefixMatch(tuple(found), len(wanted), is_mismatch)
+        num_usable, window_start = self.pages.longest_hit(found)
+        return PrefixMatch(tuple(found[:num_usable]), len(wanted), is_mismatch, window_start)
 
     def can_allocate(self, num_blocks: int, match: PrefixMatch = NO_MATCH) -> bool:
         """Whether `num_blocks` are available once the matched ones are referenced and so no longer evictable."""
@@ -166,6 +180,8 @@ class BlockPool:
             return True
         found = self._checksum([block.block_id for block in sampled])
         num_damaged = sum(block.checksum != value for block, value in zip(sampled, found, strict=True))
+        if self.pages is not None:
+            num_damaged += self.pages.num_damaged(match.blocks[match.window_start :])
         if num_damaged:
             self.cache.counters.checksum_failures += num_damaged
             self.cache.is_sharing = False
@@ -178,6 +194,8 @@ class BlockPool:
         """K and V of the block's leading `num_written` slots are in place."""
         block = self.blocks[block_id]
         block.num_written = num_written
+        if self.pages is not None:
+            self.pages.note_written(block)
         self._log.record(BlockAction.WRITE, block, writer.request_id)
 
     def publish(
@@ -205,6 +223,8 @@ class BlockPool:
         self.cache.add(block, content, parent)
         if self._checksum is not None and self._is_sampled():
             block.checksum = self._checksum([block.block_id])[0]
+            if self.pages is not None:
+                self.pages.keep_checksum(block)
         if is_pinned:
             self._pin(block, content.fields.tenant)
 
@@ -217,6 +237,8 @@ class BlockPool:
         return True
 
     def _can_pin(self, tenant: bytes | None) -> bool:
+        if self.pages is not None and self.num_pinned >= self.pages.max_pinned:
+            return False
         of_tenant = self._num_pinned_of.get(tenant, 0)
         return (
             self.num_pinned < self._config.max_pinned_blocks and of_tenant < self._config.max_pinned_blocks_per_tenant
@@ -225,6 +247,8 @@ class BlockPool:
     def _pin(self, block: Block, tenant: bytes | None) -> None:
         block.is_pinned = True
         self._num_pinned_of[tenant] = self._num_pinned_of.get(tenant, 0) + 1
+        if self.pages is not None:
+            self.pages.note_pinned(block)
 
     def _pin_again(self, block: Block) -> None:
         """A template that was withdrawn and has come back while its blocks were still cached."""
@@ -267,6 +291,8 @@ class BlockPool:
                 self._unpublish(block)
             elif block.ref_count == 0:
                 self._mark_for_zeroing(block)
+        if self.pages is not None:
+            self.pages.purge(user_hash)
         return num_removed
 
     def expire(self, oldest_use_s: Mapping[Scope, float]) -> int:
@@ -295,15 +321,16 @@ class BlockPool:
     def drain_zeroing(self) -> list[int]:
         """Blocks whose bytes must be overwritten before the next step."""
         block_ids, self._to_zero = self._to_zero, []
-        return block_ids
+        return block_ids if self.pages is None else [*block_ids, *self.pages.drain_zeroing()]
 
     def drain_stale(self) -> list[int]:
         """Blocks whose bytes nobody may read: freed or newly allocated since the last call, and not written since."""
         stale, self._stale = self._stale, set()
         blocks = (self.blocks[block_id] for block_id in sorted(stale))
-        return [
+        ids = [
             block.block_id for block in blocks if block.content is None and not (block.ref_count and block.num_written)
         ]
+        return ids if self.pages is None else [*ids, *self.pages.drain_stale()]
 
     # --- places
 
@@ -355,6 +382,8 @@ class BlockPool:
         assert block.content is not None
         block.is_pinned = False
         self._num_pinned_of[block.content.fields.tenant] -= 1
+        if self.pages is not None:
+            self.pages.note_unpinned(block)
 
 
 def _has_key(block: Block, keys: Set[BlockKey]) -> bool:

@@ -19,6 +19,7 @@ from workers.scheduler import Scheduler
 from workers.step import ModelRunner
 from workers.step_builder import StepBuilder
 from workers.stop_check import StopCheck
+from workers.window_pages import WindowPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,10 @@ def build_engine(
     _check_fit(config, runner, keyer)
     parts = parts or EngineParts()
     log = parts.event_log(config.event_log_size)
-    pool = parts.block_pool(config, log, runner.checksum_blocks if config.checksum_blocks else None)
+    checksum = runner.checksum_blocks if config.checksum_blocks else None
+    pool = parts.block_pool(config, log, checksum)
+    if runner.window is not None:
+        pool.use_pages(WindowPages(runner.window, config, checksum))
     return LLMEngine(
         config=config,
         runner=runner,

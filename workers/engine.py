@@ -141,6 +141,8 @@ class LLMEngine:
         for child in children:
             for block_id in child.block_table:
                 self.pool.share(self.pool.blocks[block_id], child.writer)
+            if self.scheduler.window is not None:
+                self.scheduler.window.fork(child)
             self.scheduler.add_fork(child)
         live.sequences.extend(children)
         return [seq, *children]
@@ -263,8 +265,9 @@ class LLMEngine:
         schedule.rows = list(compress(schedule.rows, keep))
         keep = [seq.request.request_id not in request_ids for seq in schedule.copy_holders]
         schedule.block_copies[:] = compress(schedule.block_copies, keep)
+        schedule.page_copies[:] = compress(schedule.page_copies, keep)
         schedule.copy_holders[:] = compress(schedule.copy_holders, keep)
-        step.block_copies = schedule.block_copies
+        step.block_copies, step.page_copies = schedule.block_copies, schedule.page_copies
         for request_id in request_ids:
             live = self._live.get(request_id) if request_id is not None else None
             if live is not None:

@@ -53,6 +53,7 @@ class _Seen:
     table: list[int] = field(default_factory=list)
     lives: list[int] = field(default_factory=list)
     num_readable: int = 0  # leading full blocks that may be read
+    pages: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # block of the table -> (id, page, life)
     num_preemptions: int = 0  # a preempted sequence starts a new table
 
 
@@ -76,6 +77,11 @@ class IsolationChecker:
         for (source, target), seq in zip(step.block_copies, schedule.copy_holders, strict=True):
             if not self._is_own(source, seq) or not self._is_own(target, seq):
                 violations.append(_violation(step.step_id, (ViolationKind.FOREIGN, source), seq))
+        if self._pool.pages is not None:
+            of_block = self._pool.pages.of_block
+            expected = [(of_block[source], of_block[target]) for source, target in step.block_copies]
+            wrong = [seq for seq, a, b in zip(schedule.copy_holders, expected, step.page_copies, strict=True) if a != b]
+            violations.extend(_violation(step.step_id, (ViolationKind.FOREIGN, None), seq) for seq in wrong)
         num_missing = self._pool.num_missing
         if num_missing != self._num_missing:  # reported once, not in every step from now on
             self._num_missing = num_missing
@@ -96,6 +102,7 @@ class IsolationChecker:
             self._check_record(step_row, row)
             or self._check_lives(seen, seq.block_table)
             or self._check_reads(seen, seq, row.start)
+            or self._check_window(seen, step_row, row)
             or self._check_writes(seq, row.start // self._size, (row.end - 1) // self._size, writers)
         )
 
@@ -170,6 +177,32 @@ class IsolationChecker:
         parent = self._pool.blocks[seq.block_table[index - 1]].identity if index else None
         if block.parent != parent or content.token_ids != seq.tokens(index * self._size, (index + 1) * self._size):
             return ViolationKind.CONTENT
+        return None
+
+    def _check_window(self, seen: _Seen, step_row: StepRow, row: ScheduledRow) -> Finding | None:
+        """Whether the layers with a window find all that the row sees, each page in the life in which it was given.
+
+        Whose the blocks are, and what is in them, has been looked at: a page is its block's alone.
+        """
+        pages, table = self._pool.pages, row.seq.block_table
+        if pages is None:
+            return None
+        first, end = step_row.window_start, step_row.window_start + len(step_row.window_pages)
+        is_covered = first <= pages.first_seen(row.start) and row.end <= end * self._size and end <= len(table)
+        if first != row.seq.window_start or not is_covered:
+            return ViolationKind.TABLE, None
+        found = {}
+        for index, page in enumerate(step_row.window_pages, first):
+            block_id = table[index]
+            if not 0 < page < pages.num_pages or pages.of_block[block_id] != page or pages.block_of[page] != block_id:
+                return ViolationKind.REUSED, block_id
+            found[index] = (block_id, page, pages.lives[page])
+            before = seen.pages.get(index)
+            if before is not None and before[:2] == (block_id, page) and before != found[index]:
+                return ViolationKind.REUSED, block_id
+            if pages.num_written[page] < min(self._size, row.start - index * self._size):
+                return ViolationKind.UNWRITTEN, block_id
+        seen.pages = found
         return None
 
     def _check_writes(self, seq: Sequence, first: int, last: int, writers: set[int]) -> Finding | None:

@@ -19,6 +19,7 @@ from workers.block import BlockWriter
 from workers.config import Layout
 from workers.engine import LLMEngine
 from workers.step import ModelRunner, SampledToken, SampleInput, StepInput, StepRow
+from workers.window_pages import WindowPages
 
 _PARAMS = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=8)
 _STALE = 3.0  # what the scratch blocks hold before each scene, so that a read of unwritten slots shows
@@ -28,20 +29,28 @@ _NOBODY = BlockWriter(RequestId("layout-audit"), bytes(32), 0)
 def audit_layout(engine: LLMEngine) -> LayoutEvidence:
     """On the step thread, between two steps. Takes a few blocks of the pool for its duration."""
     size = engine.config.block_size
-    scenes = _Scenes(engine.runner, size)
+    scenes = _Scenes(engine.runner, size, engine.pool.pages)
     if scenes.num_tokens > engine.config.max_num_batched_tokens:
         return LayoutEvidence(0, (), (), f"a step of {engine.config.max_num_batched_tokens} tokens is too small")
     # The first and the last block are where padding goes by mistake: watched, so not to be written by the scenes.
     watched = (0, engine.runner.num_blocks - 1)
     wanted = scenes.num_blocks + len(watched)
-    if not engine.pool.can_allocate(wanted):
+    pages = engine.pool.pages
+    if not engine.pool.can_allocate(wanted) or (pages is not None and pages.num_available < wanted):
         return LayoutEvidence(0, (), (), "no blocks are free")
-    block_ids = [engine.pool.allocate(_NOBODY).block_id for _ in range(wanted)]
+    blocks = [engine.pool.allocate(_NOBODY) for _ in range(wanted)]
+    block_ids = [block.block_id for block in blocks]
+    if pages is not None:
+        for block in blocks:
+            pages.assign(block)
     try:
         rows = [block for block in block_ids if block not in watched]
         owned = [block for block in watched if block in block_ids]
         return scenes.compare(rows, watched, owned, is_padded=engine.config.layout is Layout.PADDED)
     finally:
+        if pages is not None:
+            for block in blocks:
+                pages.let_go(block)
         engine.pool.release(reversed(block_ids), _NOBODY)
 
 
@@ -51,11 +60,12 @@ class _Part:
 
     tokens: tuple[int, ...]
     table: tuple[int, ...]
+    pages: tuple[int, ...]
 
     def row(self, number: int, start: int, end: int) -> StepRow:
         tokens = self.tokens[start:end]
         sample = SampleInput(_PARAMS, 0, 0, self.tokens[:end], ())
-        return StepRow(number, start, tokens, self.table, (sample,))
+        return StepRow(number, start, tokens, self.table, (sample,), window_pages=self.pages)
 
 
 _Answer = list[list[SampledToken]]
@@ -71,8 +81,9 @@ class _Effect(Enum):
 
 
 class _Scenes:
-    def __init__(self, runner: ModelRunner, block_size: int) -> None:
+    def __init__(self, runner: ModelRunner, block_size: int, pages: WindowPages | None) -> None:
         self._runner = runner
+        self._pages = pages
         self._size = block_size
         self._subject = block_size + block_size // 2 + 3
         self._unequal = (5, self._subject + 6)  # one shorter, one longer: padded, the subject is not the longest row
@@ -118,10 +129,14 @@ class _Scenes:
         self._runner.fill_blocks(block_ids, _STALE)
         ids = iter(block_ids)
         parts = [
-            _Part(self._tokens(length + 1, seed), tuple(next(ids) for _ in range(self._blocks_of(length + 1))))
+            self._part(self._tokens(length + 1, seed), tuple(next(ids) for _ in range(self._blocks_of(length + 1))))
             for length, seed in ((self._subject, 0), *((length, content * 10 + i) for i, length in enumerate(lengths)))
         ]
         return scene(parts[0], parts[1:])
+
+    def _part(self, tokens: tuple[int, ...], table: tuple[int, ...]) -> _Part:
+        pages = () if self._pages is None else tuple(self._pages.of_block[block] for block in table)
+        return _Part(tokens, table, pages)
 
     def _prefill(self, subject: _Part, others: Sequence[_Part]) -> _Answer:
         return self._step(subject, others, 0, self._subject)

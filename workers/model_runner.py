@@ -17,6 +17,7 @@ from cluster.api.errors import NotFoundError
 from workers.device import resolve_device
 from workers.forward_model import ForwardModel
 from workers.kv_cache import KVCache
+from workers.kv_layout import plan_pool
 from workers.model.batch import build_batch
 from workers.model.lora import LoraAdapter, load_adapter
 from workers.model.native_model import NativeModel, refuse_unsupported
@@ -28,7 +29,8 @@ from workers.native.build import NativeUnavailableError, build_ahead, supported_
 from workers.runner_config import RunnerConfig
 from workers.sampler import Sampler
 from workers.self_test import SelfTestReport, run_self_test
-from workers.step import StepInput, StepOutput
+from workers.step import StepInput, StepOutput, WindowGroup
+from workers.windowed_kv_cache import WindowedKVCache
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,10 @@ class CpuModelRunner:
         return self._cache.num_blocks
 
     @property
+    def window(self) -> WindowGroup | None:
+        return self._cache.window
+
+    @property
     def block_size(self) -> int:
         return self._config.block_size
 
@@ -101,6 +107,7 @@ class CpuModelRunner:
 
     def execute(self, step: StepInput) -> StepOutput:
         self._cache.copy(step.block_copies)
+        self._cache.copy_pages(step.page_copies)
         if not step.rows:
             return StepOutput([])
         logits = iter(self.compute_logits(step).numpy())
@@ -210,14 +217,12 @@ def make_model(
 def make_cache(config: RunnerConfig, model: ForwardModel) -> KVCache:
     """Sizes the pool. Raises ValueError when the bytes do not hold one block."""
     shape = model.kv_block_shape(config.block_size)
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        assert config.kv_cache_bytes is not None
-        block_bytes = model.spec.num_layers * torch.Size(shape).numel() * model.dtype.itemsize
-        num_blocks = config.kv_cache_bytes // block_bytes
-        if num_blocks < 1:
-            raise ValueError(f"kv_cache_bytes is {config.kv_cache_bytes}, one block needs {block_bytes}")
-    return KVCache(model.spec.num_layers, num_blocks, shape, model.dtype)
+    windows = [layer.window for layer in model.spec.layers]
+    budget = None if config.num_blocks is not None else config.kv_cache_bytes
+    plan = plan_pool(config, windows, torch.Size(shape).numel() * model.dtype.itemsize, budget)
+    if plan.window is None:
+        return KVCache(model.spec.num_layers, plan.num_blocks, shape, model.dtype)
+    return WindowedKVCache(windows, plan.num_blocks, plan.window, shape, model.dtype)
 
 
 def resolve_dtype(name: str, device: Literal["cpu", "cuda"] = "cpu") -> torch.dtype:

@@ -7,7 +7,7 @@ on every hit. So a colliding hash costs reuse, never isolation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cache_service.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
@@ -45,6 +45,7 @@ class PrefixCache:
         self.serial = 1  # grows with every purge
         self.counters = CacheCounters()
         self.is_sharing = True
+        self.on_retract: Callable[[Block], None] | None = None  # told of each block that can no longer be found
 
     def __len__(self) -> int:
         return len(self._index)
@@ -154,6 +155,8 @@ class PrefixCache:
     def _retract(self, block: Block) -> None:
         block.content = block.parent = block.checksum = None
         block.is_retracted = block.ref_count > 0
+        if self.on_retract is not None:
+            self.on_retract(block)
 
     def _is_published(self, identity: BlockIdentity) -> bool:
         block = self._blocks[identity.block_id]

@@ -7,6 +7,7 @@ from workers.block_pool import BlockPool
 from workers.config import EngineConfig
 from workers.scheduler import ScheduledRow
 from workers.sequence import Sequence
+from workers.sliding_window import SlidingWindow
 
 
 class Publisher:
@@ -16,6 +17,7 @@ class Publisher:
         self._config = config
         self._pool = pool
         self._keyer = keyer
+        self._window = None if pool.pages is None else SlidingWindow(pool, pool.pages, config.block_size)
 
     def note_written(self, row: ScheduledRow) -> None:
         """Called after the step: K and V of the row's tokens are in its blocks."""
@@ -27,6 +29,8 @@ class Publisher:
         if self._config.prefix_caching and seq.can_publish:
             while seq.can_publish and (seq.num_published_blocks + 1) * size <= row.end:
                 self._publish_next(seq)
+        if self._window is not None:
+            self._window.pass_on(seq)
 
     def _publish_next(self, seq: Sequence) -> None:
         index = seq.num_published_blocks
@@ -42,6 +46,8 @@ class Publisher:
             # Someone published the same content meanwhile. Holding that block instead keeps the chain of identities
             # unbroken for the blocks to come, and saves one.
             self._pool.share(published, seq.writer)
+            if self._window is not None:
+                self._window.swap(seq, index, published)
             seq.block_table[index] = published.block_id
             self._pool.release((block.block_id,), seq.writer)
         seq.num_published_blocks = index + 1

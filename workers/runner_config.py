@@ -28,6 +28,7 @@ class RunnerConfig:
     num_blocks: int | None = None
     kv_cache_bytes: int | None = 1 << 30
     gpu_memory_fraction: float | None = 0.9  # share of what weights and the largest step leave free on a GPU
+    window_fraction: float = 1.0  # of the blocks may have a place in sliding-window layers at a time; 1: all of them
     max_model_len: int | None = None  # None = the model's own context length
     max_num_batched_tokens: int = 2048  # most tokens that one step may carry: sizes the buffers and the self-test
     max_num_seqs: int = 256  # most rows that one step may carry
@@ -53,6 +54,8 @@ class RunnerConfig:
         _check_range("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 50)
         if self.gpu_memory_fraction is not None and not 0.0 < self.gpu_memory_fraction < 1.0:
             raise ValueError(f"gpu_memory_fraction is {self.gpu_memory_fraction}, must lie between 0 and 1")
+        if not 0.0 < self.window_fraction <= 1.0:
+            raise ValueError(f"window_fraction is {self.window_fraction}, must be above 0 and at most 1")
         _check_range("max_model_len", self.max_model_len, 1, 1 << 24)
         _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         _check_range("max_num_seqs", self.max_num_seqs, 1, 1 << 16)

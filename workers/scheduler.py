@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from workers.block_pool import NO_MATCH, BlockPool, PrefixMatch
 from workers.config import Batching, EngineConfig
 from workers.sequence import Sequence, SequenceStatus
+from workers.sliding_window import SlidingWindow
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class ScheduledRow:
 class Schedule:
     rows: list[ScheduledRow] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), before the step
+    page_copies: list[tuple[int, int]] = field(default_factory=list)  # the same, where layers have a sliding window
     copy_holders: list[Sequence] = field(default_factory=list)  # whose reference keeps each copy's source alive
     admitted: list[Sequence] = field(default_factory=list)
 
@@ -51,6 +53,9 @@ class Scheduler:
         self.max_num_seqs = config.max_num_seqs  # may be lowered and raised between steps, see LLMEngine
         self._config = config
         self._pool = pool
+        self.window: SlidingWindow | None = None
+        if pool.pages is not None:
+            self.window = SlidingWindow(pool, pool.pages, config.block_size)
 
     @property
     def has_work(self) -> bool:
@@ -103,6 +108,8 @@ class Scheduler:
     def release_copy_sources(self, schedule: Schedule) -> None:
         """After the step: the sources of its block copies are no longer read."""
         for (source, _), seq in zip(schedule.block_copies, schedule.copy_holders, strict=True):
+            if self.window is not None:
+                self.window.release_copy_source(source)
             self._pool.release((source,), seq.writer)
 
     # --- running sequences
@@ -119,12 +126,18 @@ class Scheduler:
     def _schedule_prefills(self, prefilling: list[Sequence], schedule: Schedule, budget: int) -> None:
         for seq in prefilling:
             if budget > 0 and seq.status is SequenceStatus.RUNNING:
+                if self.window is not None and not schedule.rows and not self._make_room(seq, num_blocks=0):
+                    continue  # with rows scheduled it may wait for a page: they go on, and end
                 budget -= self._schedule_chunk(seq, schedule, budget)
 
     def _schedule_chunk(self, seq: Sequence, schedule: Schedule, budget: int) -> int:
         is_alone = len(self.running) + len(self.waiting) == 1
         cap = budget if is_alone else min(budget, self._config.max_shared_chunk_tokens)
         num_tokens = min(seq.num_new_tokens, cap)
+        if self.window is not None:
+            num_tokens = self.window.extend(seq, num_tokens)
+            if num_tokens == 0:
+                return 0
         schedule.rows.append(ScheduledRow(seq, seq.num_computed_tokens, num_tokens))
         return num_tokens
 
@@ -133,24 +146,32 @@ class Scheduler:
         index = seq.num_computed_tokens // self._config.block_size
         is_new = index == len(seq.block_table)
         if not is_new and self._pool.blocks[seq.block_table[index]].ref_count == 1:
-            return True
+            return self.window is None or self._extend_window(seq, self.window)
         if not self._make_room(seq):
             return False
         block = self._pool.allocate(seq.writer)
         if is_new:
             seq.block_table.append(block.block_id)
-            return True
+            return self.window is None or self._extend_window(seq, self.window)
         # Copy on write. The reference to the source passes from the table to the step, which reads it.
         source = seq.block_table[index]
         block.num_written = self._pool.blocks[source].num_written
         schedule.block_copies.append((source, block.block_id))
         schedule.copy_holders.append(seq)
+        if self.window is not None:
+            schedule.page_copies.append(self.window.copy_on_write(seq, index, block))
         seq.block_table[index] = block.block_id
         return True
 
-    def _make_room(self, seq: Sequence) -> bool:
-        """Preempts the latest arrivals until one block is available. False: `seq` itself had to go."""
-        while not self._pool.can_allocate(1):
+    def _extend_window(self, seq: Sequence, window: SlidingWindow) -> bool:
+        """Sees to it that the next position has a page. False: the sequence was preempted."""
+        if window.extend(seq, 1):
+            return True
+        return self._make_room(seq, num_blocks=0) and window.extend(seq, 1) == 1
+
+    def _make_room(self, seq: Sequence, num_blocks: int = 1) -> bool:
+        """Preempts the latest arrivals until there are so many blocks, and a page. False: `seq` itself had to go."""
+        while not self._pool.can_allocate(num_blocks) or (self.window is not None and not self.window.has_room):
             victim = self.running[-1]
             self.preempt(victim)
             if victim is seq:
@@ -174,6 +195,8 @@ class Scheduler:
             # last, would be let in only to be preempted again.
             if not self._pool.can_allocate(num_blocks + len(self.running), match):
                 return budget
+            if self.window is not None and not self.window.may_start(match, num_blocks, len(self.running)):
+                return budget
             if not self._pool.has_intact_bytes(match):
                 continue
             self.waiting.popleft()
@@ -193,6 +216,8 @@ class Scheduler:
 
     def _start(self, seq: Sequence, match: PrefixMatch, num_blocks: int) -> None:
         seq.block_table = self._pool.acquire(match, seq.writer)
+        if self.window is not None:
+            self.window.start(seq, match)
         seq.num_computed_tokens = len(match.blocks) * self._config.block_size
         seq.num_published_blocks = len(match.blocks)
         seq.last_published = match.blocks[-1].identity if match.blocks else None
@@ -207,6 +232,8 @@ class Scheduler:
         self.running.insert(place, seq)
 
     def _release(self, seq: Sequence) -> None:
+        if self.window is not None:
+            self.window.close(seq)
         self._pool.release(reversed(seq.forget_blocks()), seq.writer)
 
 

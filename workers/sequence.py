@@ -54,6 +54,8 @@ class Sequence:
         "seq_id",
         "status",
         "unforked_choices",
+        "window_pages",
+        "window_start",
         "writer",
     )
 
@@ -78,6 +80,8 @@ class Sequence:
         self.output_token_ids: list[int] = list(request.emitted[choice]) if request.emitted else []
         self.block_keys: list[BlockKey] = list(request.block_keys)
         self.block_table: list[int] = []
+        self.window_start = 0  # see workers/sliding_window.py; unused where every layer sees all tokens
+        self.window_pages: list[int] = []
         self.num_computed_tokens = 0
         self.num_published_blocks = 0  # leading blocks of the table that are, or came from, the prefix cache
         self.last_published: BlockIdentity | None = None
@@ -137,6 +141,7 @@ class Sequence:
         """Another choice that shares all computed blocks. The caller takes the references."""
         child = Sequence(seq_id, self.request, self.arrival, self.writer, self.adapter_digest, choice)
         child.block_table = list(self.block_table)
+        child.window_start, child.window_pages = self.window_start, list(self.window_pages)
         child.block_keys = list(self.block_keys)
         child.num_computed_tokens = self.num_computed_tokens
         child.num_published_blocks = self.num_published_blocks
@@ -147,6 +152,7 @@ class Sequence:
     def forget_blocks(self) -> list[int]:
         """Drops the table, so that everything is recomputed; returns what the caller must release."""
         block_ids, self.block_table = self.block_table, []
+        self.window_start, self.window_pages = 0, []
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
         self.last_published = None

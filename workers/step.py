@@ -34,6 +34,9 @@ class StepRow:
     block_table: Sequence[int]  # physical block ids that cover start + len(token_ids) tokens
     samples: tuple[SampleInput, ...] = ()  # empty unless this chunk ends at the sequence's last known token
     adapter: str | None = None
+    # Where the runner has a WindowGroup: the pages of the table's blocks from `window_start` on, as far as needed
+    window_start: int = 0
+    window_pages: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class StepInput:
     step_id: int
     rows: list[StepRow]
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target), done before the step
+    page_copies: list[tuple[int, int]] = field(default_factory=list)  # the same blocks in the sliding-window layers
 
     @property
     def num_tokens(self) -> int:
@@ -63,6 +67,23 @@ class StepOutput:
     sampled: list[list[SampledToken]]
 
 
+@dataclass(frozen=True, slots=True)
+class WindowGroup:
+    """The layers whose rows see only the last `num_tokens` tokens: their K and V lie in pages of their own.
+
+    Page 0 is nobody's and stays zero: it stands for what has left the window. In `fill_blocks` and `checksum_blocks`
+    page p goes by the id first_id + p.
+    """
+
+    num_tokens: int
+    num_pages: int
+    first_id: int
+
+    def pages_alone(self, max_step_tokens: int, block_size: int) -> int:
+        """The most that one sequence holds at a time: a window, a step's tokens, the ragged blocks at both ends."""
+        return -(-(self.num_tokens + max_step_tokens) // block_size) + 2
+
+
 class ModelRunner(Protocol):
     """Owns all tensors: weights, the KV pool, the step. Knows nothing of requests, users or caching."""
 
@@ -78,6 +99,11 @@ class ModelRunner(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
     def identity(self) -> ModelIdentity: ...
+    @property
+    def window(self) -> WindowGroup | None:
+        """None where all layers keep every token, or where keeping less would save nothing."""
+        ...
+
     @property
     def numerics(self) -> str:
         """Digest of everything that decides the bits: ISA, torch, threads, dtype, kernel, self-test."""

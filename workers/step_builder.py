@@ -10,7 +10,8 @@ class StepBuilder:
     """Stateless: every step is written anew from the sequences, so that no row can inherit another's settings."""
 
     def build(self, step_id: int, schedule: Schedule) -> StepInput:
-        return StepInput(step_id, [self.build_row(row) for row in schedule.rows], schedule.block_copies)
+        rows = [self.build_row(row) for row in schedule.rows]
+        return StepInput(step_id, rows, schedule.block_copies, schedule.page_copies)
 
     def build_row(self, row: ScheduledRow) -> StepRow:
         seq = row.seq
@@ -21,6 +22,8 @@ class StepBuilder:
             block_table=seq.block_table,
             samples=self.build_samples(row) if row.is_sampling else (),
             adapter=seq.request.adapter,
+            window_start=seq.window_start,
+            window_pages=seq.window_pages,
         )
 
     def build_samples(self, row: ScheduledRow) -> tuple[SampleInput, ...]:

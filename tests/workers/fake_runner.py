@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from cluster.api.ids import BlockKey
 from cluster.api.request import Request
 from cluster.api.sampling import SamplingParams
 from cluster.api.scope import ScopeFields
-from workers.step import SampledToken, SampleInput, StepInput, StepOutput, StepRow
+from workers.step import SampledToken, SampleInput, StepInput, StepOutput, StepRow, WindowGroup
 
 MASK = (1 << 64) - 1
 SECRET = b"fake cluster secret, 32 bytes!!!"
@@ -69,6 +70,7 @@ class FakeModelRunner:
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.numerics = "fake"
+        self.window: WindowGroup | None = None
         self.identity = fake_identity(block_size)
         self.kv = np.zeros((num_blocks, block_size), dtype=np.uint64)
         self.steps: list[StepInput] = []  # the last ones, for assertions
@@ -124,10 +126,64 @@ class FakeModelRunner:
         return adapter.encode()
 
 
+class WindowedFakeRunner(FakeModelRunner):
+    """Half of its memory forgets: a position also depends on a second value of each of the last `window` positions,
+    itself included, which lies in a page and nowhere else."""
+
+    def __init__(self, window: int, num_pages: int, num_blocks: int = 64, **settings: Any) -> None:
+        super().__init__(num_blocks=num_blocks, **settings)
+        self.window = WindowGroup(window, num_pages, num_blocks)
+        self.page_kv = np.zeros((num_pages, self.block_size), dtype=np.uint64)
+
+    def execute(self, step: StepInput) -> StepOutput:
+        for source, target in step.page_copies:
+            self.page_kv[target] = self.page_kv[source]
+        return super().execute(step)
+
+    def _compute(self, row: StepRow) -> int:
+        assert self.window is not None
+        size, window = self.block_size, self.window.num_tokens
+        pages = [0] * row.window_start + list(row.window_pages)
+        num_read = -(-row.start // size)
+        read = self.kv[np.asarray(row.block_table, dtype=np.int64)[:num_read]].reshape(-1)[: row.start]
+        before = int((read * self._weights[: row.start]).sum(dtype=np.uint64)) if row.start else 0
+        recent = [
+            int(self.page_kv[pages[at // size], at % size]) for at in range(max(0, row.start - window + 1), row.start)
+        ]
+        for position, token_id in enumerate(row.token_ids, row.start):
+            seen = recent[-(window - 1) :] if window > 1 else []
+            value = slot_value(token_id, position, windowed_context(before, seen), row.adapter)
+            self.kv[row.block_table[position // size], position % size] = value
+            self.page_kv[pages[position // size], position % size] = mix(value)
+            before = (before + value * weight(position)) & MASK
+            recent.append(mix(value))
+        return windowed_context(before, recent[-window:])
+
+    def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
+        super().fill_blocks([one for one in block_ids if one < self.num_blocks], value)
+        pages = [one - self.num_blocks for one in block_ids if one >= self.num_blocks]
+        self.page_kv[pages] = 0x7FF8DEAD if math.isnan(value) else int(value)
+
+    def checksum_blocks(self, block_ids: Sequence[int]) -> list[int]:
+        rows = [self.kv[b] if b < self.num_blocks else self.page_kv[b - self.num_blocks] for b in block_ids]
+        return [int((row * self._weights[: self.block_size]).sum(dtype=np.uint64)) for row in rows]
+
+
+def windowed_context(before: int, recent: Sequence[int]) -> int:
+    """Of the full layers and of the last values of those with a window, the latest last."""
+    return (before + sum(value * weight(7000 + back) for back, value in enumerate(reversed(recent)))) & MASK
+
+
 def reference_tokens(
-    request: Request, choice: int = 0, vocab_size: int = 997, eos: frozenset[int] = frozenset()
+    request: Request,
+    choice: int = 0,
+    vocab_size: int = 997,
+    eos: frozenset[int] = frozenset(),
+    window: int | None = None,
 ) -> list[int]:
     """The output of one choice, computed from the definition: no blocks, no batch, no cache."""
+    if window is not None:
+        return _windowed_tokens(request, choice, vocab_size, eos, window)
     context = 0
     output: list[int] = []
     position = 0
@@ -138,6 +194,27 @@ def reference_tokens(
             value = slot_value(token_id, position, context, request.adapter)
             context = (context + value * weight(position)) & MASK
             position += 1
+        token = draw(context, params, choice, len(output), vocab_size, eos)
+        output.append(token)
+        is_stop = (token in eos and not params.ignore_eos) or token in params.stop_token_ids
+        if (is_stop and len(output) >= params.min_tokens) or len(output) == params.max_tokens:
+            return output
+        tokens = [token]
+
+
+def _windowed_tokens(request: Request, choice: int, vocab_size: int, eos: frozenset[int], window: int) -> list[int]:
+    values: list[int] = []
+    before = 0
+    output: list[int] = []
+    params = request.sampling
+    tokens = list(request.prompt_token_ids)
+    while True:
+        for token_id in tokens:
+            recent = [mix(value) for value in values[max(0, len(values) - window + 1) :]] if window > 1 else []
+            value = slot_value(token_id, len(values), windowed_context(before, recent), request.adapter)
+            before = (before + value * weight(len(values))) & MASK
+            values.append(value)
+        context = windowed_context(before, [mix(value) for value in values[-window:]])
         token = draw(context, params, choice, len(output), vocab_size, eos)
         output.append(token)
         is_stop = (token in eos and not params.ignore_eos) or token in params.stop_token_ids

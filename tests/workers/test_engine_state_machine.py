@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from engine_builders import Transcript, make_engine, make_request, user_hash
-from fake_runner import FakeModelRunner, reference_tokens
+from fake_runner import FakeModelRunner, WindowedFakeRunner, reference_tokens
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -17,7 +17,7 @@ from cluster.api.output import FinishReason
 from cluster.api.request import Request
 from workers.config import Batching, IsolationCheck
 from workers.scheduler import Schedule, ScheduledRow
-from workers.step import StepInput, StepOutput
+from workers.step import StepInput, StepOutput, WindowGroup
 
 EOS = frozenset({7, 70, 170})
 STEMS = [[stem * 100 + i for i in range(40)] for stem in range(3)]
@@ -26,12 +26,23 @@ seen: Counter[str] = Counter()
 """What the whole run came across. A run in which one of these never happened has proved nothing about it."""
 
 
+def count(step: StepInput) -> None:
+    seen["shared steps"] += len(step.rows) > 1
+    seen["copies on write"] += len(step.block_copies)
+    seen["closed windows"] += any(row.window_start for row in step.rows)
+
+
 class ShuffledRunner(FakeModelRunner):
     """Counts what the steps contain; its tokens are the fake's."""
 
     def execute(self, step: StepInput) -> StepOutput:
-        seen["shared steps"] += len(step.rows) > 1
-        seen["copies on write"] += len(step.block_copies)
+        count(step)
+        return super().execute(step)
+
+
+class ShuffledWindowedRunner(WindowedFakeRunner):
+    def execute(self, step: StepInput) -> StepOutput:
+        count(step)
         return super().execute(step)
 
 
@@ -44,10 +55,19 @@ class EngineMachine(RuleBasedStateMachine):
         batching=st.sampled_from([Batching.CONTINUOUS, Batching.CONTINUOUS, Batching.STATIC]),
         prefix_caching=st.sampled_from([True, True, True, False]),
         poison=st.sampled_from([math.nan, 12345.0]),
+        window=st.sampled_from([None, None, 1, 4, 11]),
+        spare_pages=st.integers(0, 12),
         seed=st.integers(0, 2**32),
     )
-    def start(self, num_blocks, max_num_seqs, budget, chunk, batching, prefix_caching, poison, seed) -> None:
+    def start(
+        self, num_blocks, max_num_seqs, budget, chunk, batching, prefix_caching, poison, window, spare_pages, seed
+    ) -> None:
+        self.window = window
         runner = ShuffledRunner(num_blocks=num_blocks, eos_token_ids=EOS)
+        budget = max(budget, max_num_seqs)
+        if window is not None:
+            num_pages = WindowGroup(window, 0, 0).pages_alone(budget, 4) + 1 + spare_pages
+            runner = ShuffledWindowedRunner(window, num_pages, num_blocks, eos_token_ids=EOS)
         self.engine = make_engine(
             runner=runner,
             num_blocks=num_blocks,
@@ -129,6 +149,9 @@ class EngineMachine(RuleBasedStateMachine):
         for request in self.requests.values():
             self.compare(request)
         assert self.engine.pool.num_in_use == 0
+        if self.engine.pool.pages is not None:
+            assert self.engine.pool.pages.num_held == 0
+            seen["page evictions"] += self.engine.pool.pages.num_evictions
         counters = self.engine.pool.cache.counters
         assert counters.verify_failures == 0
         seen["hits"] += counters.hits
@@ -137,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
         seen["requests"] += len(self.requests)
 
     def expected(self, request: Request) -> list[list[int]]:
-        return [reference_tokens(request, choice, eos=EOS) for choice in range(request.sampling.n)]
+        return [reference_tokens(request, choice, eos=EOS, window=self.window) for choice in range(request.sampling.n)]
 
     def compare(self, request: Request) -> None:
         is_aborted = request.request_id in self.aborted
@@ -168,7 +191,8 @@ def run_machine(max_examples: int, step_count: int) -> None:
     never = [
         name
         for name in (
-            "shared steps", "copies on write", "resumed", "aborts", "purged blocks", "hits", "evictions", "preemptions"
+            "shared steps", "copies on write", "resumed", "aborts", "purged blocks", "hits", "evictions", "preemptions",
+            "closed windows", "page evictions",
         )
         if not seen[name]
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ class Batch:
     block_tables: Ints  # [R, most blocks of a row]
     sample_tokens: Ints  # [S] indices of the tokens whose logits are wanted, in row order
     adapted: tuple[tuple[str, Ints], ...] = ()  # (adapter, indices of its tokens)
+    windowed: Batch | None = None  # what the sliding-window layers read, where their K and V lie in pages of their own
 
     @property
     def num_tokens(self) -> int:
@@ -63,7 +64,19 @@ def build_batch(rows: list[StepRow], block_size: int, layout: str, pad_rows: Cal
         if row.adapter is not None:
             adapted.setdefault(row.adapter, []).append(np.arange(at, at + count, dtype=np.int32))
         at += span
-    return Batch(
+    batch = Batch(
         token_ids, positions, row_of, slot_blocks, slot_offsets, tables, np.asarray(samples, dtype=np.int32),
         tuple((name, np.concatenate(parts)) for name, parts in adapted.items()),
     )  # fmt: skip
+    if rows[0].window_pages:
+        batch.windowed = _over_pages(batch, rows, block_size)
+    return batch
+
+
+def _over_pages(batch: Batch, rows: list[StepRow], block_size: int) -> Batch:
+    """The same tokens over the rows' pages; page 0, which is zero, stands for what has left the window."""
+    tables = np.zeros_like(batch.block_tables)
+    for index, row in enumerate(rows):
+        tables[index, row.window_start : row.window_start + len(row.window_pages)] = row.window_pages
+    places = tables[batch.row_of, batch.positions // block_size]
+    return replace(batch, slot_blocks=np.where(batch.slot_blocks >= 0, places, -1), block_tables=tables)

@@ -50,6 +50,7 @@ class NativeModel:
         self._batch = BatchStruct()
         self._step.batch = pointer(self._batch)
         self._buffers = _Buffers(spec)
+        self._first_blocks: tuple[int, ...] = ()  # of the pool that the layers point at
         self._local = threading.local()
         self._lock = threading.Lock()
         self.phase_ns = (c_int64 * len(PHASE_NAMES))()
@@ -81,7 +82,16 @@ class NativeModel:
         where.slot_blocks, where.slot_offsets = batch.slot_blocks.ctypes.data, batch.slot_offsets.ctypes.data
         where.sample_tokens = batch.sample_tokens.ctypes.data
         where.logits, where.logits_stride = logits.data_ptr(), logits.shape[1]
-        where.kv, model.num_blocks = cache.data.data_ptr(), cache.num_blocks
+        if batch.windowed is None:
+            where.window_tables, where.window_blocks = where.tables, where.slot_blocks
+        else:
+            where.window_tables = batch.windowed.block_tables.ctypes.data
+            where.window_blocks = batch.windowed.slot_blocks.ctypes.data
+        where.kv = cache.data.data_ptr()
+        if self._first_blocks is not cache.first_blocks:  # another pool than in the last step
+            self._first_blocks = cache.first_blocks
+            for layer, first in enumerate(cache.first_blocks):
+                model.layers[layer].first_block = first
         model.block_size = cache.data.shape[-1] // self.spec.head_dim
 
     def _logits_for(self, num_samples: int) -> torch.Tensor:

@@ -63,7 +63,8 @@ class TorchModel:
             hidden = hidden * self._embedding_scale
         adapted = [(name, torch.from_numpy(tokens).long()) for name, tokens in batch.adapted]
         for index, layer in enumerate(self.layers):
-            hidden = layer.forward(hidden, batch, cache.data[index], adapted)
+            seen = batch if batch.windowed is None or layer.window is None else batch.windowed
+            hidden = layer.forward(hidden, seen, cache.layer(index), adapted)
         return self._logits(hidden, batch.sample_tokens)
 
     def _logits(self, hidden: torch.Tensor, sample_tokens: np.ndarray) -> torch.Tensor:
@@ -103,7 +104,7 @@ class TorchLayer:
         tile: RowTile,
         adapters: Sequence[LoraAdapter],
     ) -> None:
-        self._spec, self._window = spec, spec.layers[index].window
+        self._spec, self.window = spec, spec.layers[index].window
         self._cos, self._sin = table
         self.tile_tokens = TILE_TOKENS  # fixed: another value gives other bits
         self._input_norm = Norm(weights.input_norm, spec)
@@ -149,7 +150,7 @@ class TorchLayer:
         cos, sin = self._cos[positions, None], self._sin[positions, None]
         query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
         write_kv(blocks, key, value, batch)
-        attended = paged_attention(query, blocks, batch, spec.attention_scale, self._window, self.tile_tokens)
+        attended = paged_attention(query, blocks, batch, spec.attention_scale, self.window, self.tile_tokens)
         return self.out(attended.flatten(1), adapted)
 
     def _mlp(self, x: torch.Tensor, adapted: AdaptedRows) -> torch.Tensor:

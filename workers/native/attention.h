@@ -106,7 +106,7 @@ static void attend_rows(const Step *s, int layer, int head, Group group, int fir
         for (int at = 0; at < m->head_dim; at += 16) f16_store(st.total[r] + at, f16_set(0.0f));
     }
     int lowest = st.first[0], highest = st.last[rows - 1];
-    const int32_t *table = b->tables + (long)b->row_of[group.first] * b->table_stride;
+    const int32_t *table = (window ? b->window_tables : b->tables) + (long)b->row_of[group.first] * b->table_stride;
     for (int base = lowest / m->tile_tokens * m->tile_tokens; base <= highest; base += m->tile_tokens) {
         int end = base + m->tile_tokens - 1, to = highest < end ? highest : end, from = lowest > base ? lowest : base;
         const bf16 *k[4], *v[4];

@@ -26,7 +26,7 @@ typedef struct {
 INLINE bf16 *kv_head(const Step *s, int layer, int block, int head) {
     const Model *m = s->model;
     long head_elements = 2L * m->block_size * m->head_dim;
-    return s->batch->kv + (((long)layer * m->num_blocks + block) * m->num_kv_heads + head) * head_elements;
+    return s->batch->kv + ((m->layers[layer].first_block + (long)block) * m->num_kv_heads + head) * head_elements;
 }
 
 // The highest score of the tile in each row; what a row does not see is masked in place.

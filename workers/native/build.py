@@ -104,10 +104,11 @@ def load_library(isa: Isa) -> ctypes.CDLL:
 def _compile(isa: Isa, target: Path) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
-    command = [sys.executable, "-m", "ziglang", "cc", *_FLAGS, f"-mcpu={isa.target}", "-o", name]
+    # The compiler keeps objects of its own and has been seen to overlook a changed header: it must not know this build.
+    command = [sys.executable, "-m", "ziglang", "cc", *_FLAGS, f"-mcpu={isa.target}", f"-DBUILD_{_digest(isa)}"]
     try:
         done = subprocess.run(
-            [*command, str(SOURCES / "step.c"), "-lpthread"],
+            [*command, "-o", name, str(SOURCES / "step.c"), "-lpthread"],
             capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False,
         )  # fmt: skip
         if done.returncode != 0:

@@ -87,7 +87,8 @@ static void rotate_and_store(const Step *s, int layer, int token) {
     const Model *m = s->model;
     const Batch *b = s->batch;
     const Layer *l = m->layers + layer;
-    int half = m->head_dim / 2, block = b->slot_blocks[token], offset = b->slot_offsets[token];
+    int half = m->head_dim / 2, offset = b->slot_offsets[token];
+    int block = (l->window ? b->window_blocks : b->slot_blocks)[token];
     if (block < 0) return;
     const float *x = s->buffers.qkv + token * s->buffers.qkv_stride;
     const float *cos = l->cos + (long)b->positions[token] * half, *sin = l->sin + (long)b->positions[token] * half;

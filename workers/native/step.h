@@ -10,13 +10,13 @@ typedef struct {
     const float *after_attention_norm, *after_mlp_norm;  // as input_norm, or NULL
     const float *cos, *sin;                           // [positions][head_dim / 2]
     int32_t window;                                   // tokens a row sees, itself included; 0 = all
-    int32_t unused;
+    int32_t first_block;                              // where its blocks begin in kv
 } Layer;
 
 typedef struct {
     int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, vocab, gelu;
     float eps, attention_scale, embedding_scale;
-    int32_t block_size, num_blocks, tile_tokens;
+    int32_t block_size, tile_tokens;
     const bf16 *embedding;  // [vocab][hidden]
     const float *final_norm;
     const Layer *layers;
@@ -26,8 +26,9 @@ typedef struct {
 typedef struct {
     int32_t num_tokens, num_samples, table_stride, logits_stride;
     const int32_t *token_ids, *positions, *row_of, *slot_blocks, *slot_offsets, *tables, *sample_tokens;
-    bf16 *kv;               // [layers][blocks][kv_heads][K: block_size · head_dim | V: the same]
+    bf16 *kv;               // [blocks of all layers][kv_heads][K: block_size · head_dim | V: the same]
     float *logits;          // [samples][logits_stride]
+    const int32_t *window_tables, *window_blocks;  // tables and slot_blocks of the layers with a window
 } Batch;
 
 typedef struct {

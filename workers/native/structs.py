@@ -35,7 +35,7 @@ class LayerStruct(Structure):
         ("cos", c_void_p),
         ("sin", c_void_p),
         ("window", c_int32),
-        ("unused", c_int32),
+        ("first_block", c_int32),
     )
 
 
@@ -53,7 +53,6 @@ class ModelStruct(Structure):
         ("attention_scale", c_float),
         ("embedding_scale", c_float),
         ("block_size", c_int32),
-        ("num_blocks", c_int32),
         ("tile_tokens", c_int32),
         ("embedding", c_void_p),
         ("final_norm", c_void_p),
@@ -77,6 +76,8 @@ class BatchStruct(Structure):
         ("sample_tokens", c_void_p),
         ("kv", c_void_p),
         ("logits", c_void_p),
+        ("window_tables", c_void_p),
+        ("window_blocks", c_void_p),
     )
 
 
