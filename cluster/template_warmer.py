@@ -46,7 +46,7 @@ class WarmUpSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class WarmerConfig:
     patience_s: float = 60.0  # how long a caller of `sync`, and a new worker's readiness, wait for templates at most
-    retry_s: float = 10.0  # a template that could not be warmed on a worker is left alone for so long
+    retry_s: float = 10.0  # a template or worker with which it did not work is left alone for so long
     num_threads: int = 4  # for preparing templates; of their own, so that no request waits for one
 
     def __post_init__(self) -> None:
@@ -75,6 +75,7 @@ class _Life:
     first_seen_s: float
     held: set[Chain] = field(default_factory=set)
     retry_at_s: dict[Chain, float] = field(default_factory=dict)
+    call_again_s: float = 0.0  # it did not answer
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_trimmed: bool = False
     is_ready: bool = False
@@ -142,6 +143,8 @@ class TemplateWarmer:
             self._start_for(life, wanted)
 
     def _start_for(self, life: _Life, wanted: dict[Chain, BuiltPrompt]) -> None:
+        if self._clock() < life.call_again_s:
+            return
         if not life.is_trimmed or life.held - wanted.keys():
             self._start(_Job("trim", life=life.key), lambda: self._trim(life))
         due: dict[Owner, dict[Chain, BuiltPrompt]] = {}
@@ -186,7 +189,8 @@ class TemplateWarmer:
             try:
                 await self._control.call(life.worker, KeepPins(frozenset(key for chain in wanted for key in chain)))
             except UnavailableError as error:
-                logger.warning("%s; its outdated templates go with the next look", error.message)
+                logger.warning("%s; it is asked again", error.message)
+                life.call_again_s = self._clock() + self._config.retry_s
                 return
             life.held &= wanted.keys()
             life.is_trimmed = True
@@ -210,6 +214,7 @@ class TemplateWarmer:
             await self._control.call(life.worker, WarmUp(()))
         except UnavailableError as error:
             logger.warning("%s; it takes no traffic before", error.message)
+            life.call_again_s = self._clock() + self._config.retry_s
             return
         life.is_ready = True
 
