@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -26,20 +26,16 @@ QUESTIONS = (
 
 
 @pytest.fixture(scope="module")
-def load_reference() -> Callable[[torch.dtype], Any]:
+def references() -> dict[torch.dtype, Any]:
+    """The transformers model, in float32 and rounded to bfloat16."""
     source = resolve_model()
     assert source.gguf_file is not None
     config = AutoConfig.from_pretrained(source.path)
-    tensors = gguf_tensors(source.gguf_file, config, torch.float32)
-
-    def load(dtype: torch.dtype) -> Any:
-        model = AutoModelForCausalLM.from_config(config)
-        missing, unexpected = model.load_state_dict(tensors, strict=False)
-        assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
-        model.tie_weights()
-        return model.to(dtype).eval()
-
-    return load
+    model = AutoModelForCausalLM.from_config(config)
+    missing, unexpected = model.load_state_dict(gguf_tensors(source.gguf_file, config, torch.float32), strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
+    model.tie_weights()
+    return {torch.float32: model.eval(), torch.bfloat16: deepcopy(model).to(torch.bfloat16).eval()}
 
 
 @pytest.fixture(scope="module")
@@ -63,28 +59,35 @@ def theirs(model: Any, prompt: list[int]) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-def test_float32_is_token_exact(load_reference: Callable[[torch.dtype], Any], prompts: list[list[int]]) -> None:
-    reference = load_reference(torch.float32)
-    runner = make_runner(None, kernel="torch", self_test=True)
-    assert ours(runner, prompts) == [theirs(reference, prompt) for prompt in prompts]
+def test_float32_is_token_exact(references: dict[torch.dtype, Any], prompts: list[list[int]]) -> None:
+    runner = make_runner(None, kernel="torch")
+    assert ours(runner, prompts) == [theirs(references[torch.float32], prompt) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def rounded_answers(references: dict[torch.dtype, Any], prompts: list[list[int]]) -> list[list[int]]:
+    return [theirs(references[torch.bfloat16], prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("kernel", ["native", "torch"])
 def test_bfloat16_differs_only_where_the_reference_is_unsure(
-    kernel: str, load_reference: Callable[[torch.dtype], Any], prompts: list[list[int]]
+    kernel: str,
+    references: dict[torch.dtype, Any],
+    prompts: list[list[int]],
+    rounded_answers: list[list[int]],
 ) -> None:
-    reference, exact = load_reference(torch.bfloat16), load_reference(torch.float32)
     outputs = ours(make_runner(None, dtype="bfloat16", kernel=kernel), prompts)
     agreed = 0
-    for prompt, output in zip(prompts, outputs, strict=True):
-        expected = theirs(reference, prompt)
+    for prompt, output, expected in zip(prompts, outputs, rounded_answers, strict=True):
         same = next((i for i in range(NEW_TOKENS) if output[i] != expected[i]), NEW_TOKENS)
         agreed += same
         if same == NEW_TOKENS:
             continue
         prefix = torch.tensor([[*prompt, *expected[:same]]])
         with torch.inference_mode():
-            rounded, full = (model(prefix).logits[0, -1].float() for model in (reference, exact))
+            rounded, full = (
+                references[dtype](prefix).logits[0, -1].float() for dtype in (torch.bfloat16, torch.float32)
+            )
         # The gap of the float32 reference: the bfloat16 one's logits lie on a grid as wide as the gap itself.
         first, second = full.topk(2).values.tolist()
         assert first - second < (rounded - full).abs().max().item(), f"differs at {same} without a near tie"

@@ -58,7 +58,7 @@ def test_without_filters_the_token_is_the_cpu_samplers(settings: dict) -> None:
 )
 def test_filters_leave_the_cpu_samplers_tokens(settings: dict) -> None:
     logits = make_logits(1)
-    inputs = [make_input(position, **settings) for position in range(60)]
+    inputs = [make_input(position, **settings) for position in range(30)]
     expected = {Sampler(frozenset()).sample(logits[0].numpy(), [one])[0].token_id for one in inputs}
     drawn = draw(logits, [(0, one) for one in inputs])
     assert set(drawn) == expected
