@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import ray
 from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from cluster.api.errors import InvalidRequestError
 from cluster.config import FIRST_AUTO_SEQS, ClusterConfig, load_config
@@ -60,6 +61,7 @@ def worker_settings(config: ClusterConfig) -> WorkerSettings:
         drain_file=config.drain_file,
         quarantine_dir=config.state_dir / "quarantine",
         planted=planted_fault(config.planted_fault),
+        lora_dir=config.lora_dir,
         first_max_num_seqs=FIRST_AUTO_SEQS if config.max_num_seqs == "auto" else None,
     )
 
@@ -80,7 +82,7 @@ def _worker_deployment(config: ClusterConfig) -> serve.Deployment:
     return serve.deployment(
         WorkerReplica,
         name="Worker",
-        num_replicas=config.workers,
+        **_replicas(config),
         max_ongoing_requests=64,  # control calls only: tokens do not pass through Serve
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
@@ -91,6 +93,19 @@ def _worker_deployment(config: ClusterConfig) -> serve.Deployment:
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
         },
     )
+
+
+def _replicas(config: ClusterConfig) -> dict[str, Any]:
+    if not config.max_workers:
+        return {"num_replicas": config.workers}
+    scaling = AutoscalingConfig(
+        min_replicas=config.workers,
+        max_replicas=config.max_workers,
+        upscale_delay_s=config.upscale_delay_s,
+        downscale_delay_s=config.downscale_delay_s,
+        policy=AutoscalingPolicy(policy_function="cluster.autoscaling:workers_needed"),
+    )
+    return {"autoscaling_config": scaling}
 
 
 def _gateway_deployment(config: ClusterConfig) -> serve.Deployment:
@@ -110,12 +125,13 @@ def worker_device(config: ClusterConfig) -> Literal["cpu", "cuda"]:
     if config.device != "auto":
         return config.device
     num_gpus = ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0
-    return "cuda" if num_gpus >= config.workers else "cpu"
+    return "cuda" if num_gpus >= config.most_workers else "cpu"
 
 
 def num_threads(config: ClusterConfig) -> int:
-    """Threads of one worker: its share of the cores unless told otherwise."""
-    return config.threads or max(1, (os.cpu_count() or 1) // config.workers)
+    """Threads of one worker: its share of the cores unless told otherwise. Part of the numerics, so never changed while
+    workers come and go."""
+    return config.threads or max(1, (os.cpu_count() or 1) // config.most_workers)
 
 
 def _engine_config(config: ClusterConfig) -> EngineConfig:
@@ -151,6 +167,7 @@ def _runner_config(config: ClusterConfig) -> RunnerConfig:
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.largest_batch),
         max_num_seqs=config.largest_batch,
         adapters=tuple(config.lora.items()),
+        may_load_adapters=config.lora_dir is not None,
         threads=num_threads(config),
         kernel=config.kernel,
         layout=config.layout,

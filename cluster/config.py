@@ -53,6 +53,9 @@ class ClusterConfig(BaseModel):
         "auto", description="where workers compute; 'auto': on GPUs if there is one for each"
     )
     lora: dict[str, str] = Field(default_factory=dict, description="adapter name -> folder")
+    lora_dir: Path | None = Field(
+        None, description="operators may load adapters from folders below this one; computes in torch, not in C kernels"
+    )
 
     # Where it listens
     host: str = Field("127.0.0.1", description="address of HTTP and gRPC; a public one needs API keys")
@@ -78,6 +81,9 @@ class ClusterConfig(BaseModel):
 
     # How tokens are made
     workers: int = Field(1, ge=1, le=4096, description="worker replicas")
+    max_workers: int = Field(0, ge=0, le=4096, description="how many there may be under load; 0: always as many")
+    upscale_delay_s: float = Field(30.0, ge=0, description="how long more workers must be needed")
+    downscale_delay_s: float = Field(600.0, ge=0, description="how long fewer workers must be enough")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of one worker; 0: the cores divided by workers")
     block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
     kv_blocks: int = Field(0, ge=0, description="KV blocks of one worker; 0: from kv_memory_gib")
@@ -163,7 +169,13 @@ class ClusterConfig(BaseModel):
             raise ValueError("max_num_seqs 'auto' needs the sentinel: sentinel_period_s must be above 0")
         if self.redis_url is not None and self.redis_url_file is not None:
             raise ValueError("redis_url and redis_url_file exclude each other")
+        if 0 < self.max_workers < self.workers:
+            raise ValueError(f"max_workers is {self.max_workers}, fewer than workers, which is {self.workers}")
         return self
+
+    @property
+    def most_workers(self) -> int:
+        return max(self.workers, self.max_workers)
 
     @property
     def largest_batch(self) -> int:

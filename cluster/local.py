@@ -162,7 +162,7 @@ def _start_ray(config: ClusterConfig) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         # Logical CPUs: placement on one machine is not what limits it, threads are (config.threads).
-        num_cpus=max(os.cpu_count() or 1, config.workers + config.gateways + 2),
+        num_cpus=max(os.cpu_count() or 1, config.most_workers + config.gateways + 2),
         object_store_memory=OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
         _temp_dir=str(_private_folder() / "ray"),

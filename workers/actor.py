@@ -26,6 +26,7 @@ from cluster.api.ids import WorkerId, new_epoch
 from cluster.api.output import RequestOutput
 from cluster.api.secret import channel_token
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
+from workers.adapter_loader import AdapterLoader
 from workers.async_engine import AsyncLLMEngine
 from workers.build import build_engine
 from workers.channel import WorkerChannel
@@ -62,6 +63,7 @@ class WorkerSettings:
     drain_file: Path | None = None  # while it is there, this worker takes no new work
     quarantine_dir: Path | None = None  # where the event log of a quarantined worker is kept
     planted: PlantedFault | None = None
+    lora_dir: Path | None = None  # operators may load adapters below it at run time
     first_max_num_seqs: int | None = None  # below the engine's own limit until somebody raises it
 
 
@@ -79,12 +81,14 @@ class WorkerReplica:
         self._last_snapshot: WorkerSnapshot | None = None
         self._engine_answered_s = math.inf  # until the engine has started
         self._is_log_kept = False
+        self._is_registration_due = False
         self._planted = planted_parts(settings.planted, serve.get_replica_context().rank.rank)
         self._runner = await asyncio.to_thread(_load_runner, settings.runner, self._planted)
         self._engine = self._build_engine()
         host = ray.util.get_node_ip_address() if settings.channel_host == "node" else settings.channel_host
         token = channel_token(settings.secret_file.read_bytes().strip())
-        self._control = WorkerControl(self._engine, self._keyer, self._note_warm, self._beat_now)
+        adapters = AdapterLoader(self._engine, self._runner, settings.lora_dir, self._note_adapters)
+        self._control = WorkerControl(self._engine, self._keyer, self._note_warm, self._beat_now, adapters)
         self._channel = WorkerChannel(self._engine, self._control, token, self._epoch, host)
         address = await self._channel.start()
         self._engine.start()
@@ -102,6 +106,13 @@ class WorkerReplica:
             raise RuntimeError("the engine is dead")
         if time.monotonic() - self._engine_answered_s > ENGINE_SILENCE_S:
             raise RuntimeError(f"the engine has not answered for {ENGINE_SILENCE_S:.0f} s")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve, for its autoscaler (cluster/autoscaling.py): requests per sequence slot."""
+        last = self._last_snapshot
+        if last is None:
+            return {"occupancy": 0.0}
+        return {"occupancy": (last.num_running + last.num_waiting) / max(1, last.max_num_seqs)}
 
     async def __del__(self) -> None:
         """Serve's word for shutting down: take nothing new, let streams end, then stop."""
@@ -193,7 +204,8 @@ class WorkerReplica:
             await router.register.remote(info)  # a long step has nothing to report, but the worker lives
             return
         wishes = await router.report.remote(snapshot)
-        if wishes["register"]:
+        if wishes["register"] or self._is_registration_due:
+            self._is_registration_due = False
             await router.register.remote(info)
         if wishes["publish_snapshot"]:
             await asyncio.to_thread(self._publish_snapshot)
@@ -265,6 +277,12 @@ class WorkerReplica:
         if not self._is_warm:
             self._is_warm = True
             self._beat_now()
+
+    def _note_adapters(self) -> None:
+        """The router tells the gateways, which announce what every worker has."""
+        self._info = replace(self._info, adapters=self._runner.adapters)
+        self._is_registration_due = True
+        self._beat_now()
 
     def _beat_now(self) -> None:
         """News that the router should not have to wait for."""
