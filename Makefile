@@ -1,6 +1,7 @@
 # Everything a newcomer needs: `make serve` and `make test`. Both do their own set-up (`make install`) in .venv.
 #
 #   make serve SERVE_ARGS="--workers 2"      make test PYTEST_ARGS="-k router"      make install PYTHON=python3.12
+#   make test TEST_PROCESSES=0 PYTEST_ARGS="--pdb"
 #
 
 SHELL := /bin/bash
@@ -29,6 +30,7 @@ STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml; echo "$(PYTHON) $(TORC
 
 SERVE_ARGS ?=
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 
 .PHONY: help
 help: ## What there is to make
@@ -68,7 +70,8 @@ lint: $(STAMP) ## Style and types
 .PHONY: test
 test: lint ## Style, types and every test that is quick enough for each change
 	# One thread a test process: torch's barriers crawl when several such processes share few cores.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" \
+		--numprocesses $(TEST_PROCESSES) --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: proto
 proto: $(STAMP) ## Generate the gRPC code from the .proto file

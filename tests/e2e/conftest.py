@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +41,18 @@ class Cluster:
         return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
+_RUNNING = ExitStack()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The cluster ends with the last test that may need it, not with the session: others want its processors."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _RUNNING.close()
+
+
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """Two workers, embedded Valkey, SmolLM2, API keys: the whole path, real in every part."""
     state_dir = tmp_path_factory.mktemp("state")
     keys = Keys(
@@ -53,9 +63,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         other_tenant=make_key(state_dir, "--tenant", "globex", "--delegate"),
     )
     server = Server(state_dir, "--workers=2", "--debug-headers", "--kv-memory-gib=0.5")
-    try:
-        server.wait_ready(workers=2)
-        yield Cluster(server, keys)
-    finally:
-        status = server.stop()
-        assert status == 0, server.output()
+    _RUNNING.callback(_stop, server)
+    server.wait_ready(workers=2)
+    return Cluster(server, keys)
+
+
+def _stop(server: Server) -> None:
+    status = server.stop()
+    assert status == 0, server.output()
