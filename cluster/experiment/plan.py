@@ -105,7 +105,7 @@ class _Planner:
     def round(self, index: int) -> Round:
         load = self._workload
         common = self._words(round(max(load.context_words) * load.prefix_similarity))
-        wording = WORDINGS[load.wordings[index % len(load.wordings)]]
+        wording = WORDINGS[load.wording_of(index)]
         roles = [FILLER] * load.num_fillers + [_role(number) for number in range(load.concurrency)]
         # A and B belong to one user in every other round: a leak between two conversations of one user counts too.
         # Where conversations are named, all are the same user's in every round: only the session tells them apart.

@@ -31,6 +31,7 @@ def experiment_record(result: ExperimentResult) -> dict[str, Any]:
         "marker_rate": _rate(verdict.marker_rate),
         "any_rate": _rate(verdict.any_rate),
         "own_rate": {language: _rate(found) for language, found in verdict.own_rate.items()},
+        "own_rate_by_wording": {wording: _rate(found) for wording, found in result.own_by_wording.items()},
         "shared_rate": None if verdict.shared_rate is None else _rate(verdict.shared_rate),
         "controls": result.controls,
         "rounds": [_round(item) for item in result.rounds],

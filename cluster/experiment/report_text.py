@@ -94,6 +94,8 @@ def _observations(result: ExperimentResult) -> Table:
     table.add_row("B's marker in A's answer", f"{sum(item.b_in_a for item in rounds)} of {len(rounds)}")
     for language, found in result.verdict.own_rate.items():
         table.add_row(f"own marker in own answer ({language})", f"{found.hits} of {found.trials} answers")
+    for wording, found in result.own_by_wording.items():
+        table.add_row(f"  asked for as {wording}", f"{found.hits} of {found.trials} answers")
     shared = result.verdict.shared_rate
     how = "shared an engine step" if result.info.sees_steps else "overlapped in time (seen from outside)"
     table.add_row(f"A and B {how}", "not seen" if shared is None else f"{shared.hits} of {shared.trials}")

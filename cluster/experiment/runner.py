@@ -11,6 +11,7 @@ from cluster.experiment.markers import MarkerRegistry
 from cluster.experiment.observation import RoundObservation
 from cluster.experiment.oracles import MarkerOracle, Oracle, own_marker_present
 from cluster.experiment.plan import Plan, PlannedRequest, Round
+from cluster.experiment.statistics import Rate, rate
 from cluster.experiment.targets.target import Target, TargetInfo
 from cluster.experiment.verdict import Requirements, RoundResult, Verdict, judge
 
@@ -31,6 +32,14 @@ class ExperimentResult:
     @property
     def findings(self) -> tuple[Finding, ...]:
         return tuple(finding for result in self.rounds for finding in result.findings)
+
+    @property
+    def own_by_wording(self) -> dict[str, Rate]:
+        """How often each wording was obeyed: answers that hold their own marker."""
+        present: dict[str, list[bool]] = {}
+        for item in self.rounds:
+            present.setdefault(self.plan.workload.wording_of(item.index), []).extend(item.own_present.values())
+        return {name: rate(sum(values), len(values)) for name, values in present.items()}
 
 
 async def run_experiment(

@@ -27,6 +27,10 @@ class Workload:
     ignore_eos: bool = False  # answers as long as max_tokens allows
     arrival_gap_steps: int = 1  # engine steps between two arrivals of a round
 
+    def wording_of(self, round_index: int) -> str:
+        """The wordings take turns."""
+        return self.wordings[round_index % len(self.wordings)]
+
     def __post_init__(self) -> None:
         _check("concurrency", self.concurrency, 2, 64)
         _check("num_fillers", self.num_fillers, 0, 256)

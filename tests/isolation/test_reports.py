@@ -43,6 +43,10 @@ async def test_json_holds_the_verdict_and_no_text() -> None:
     assert (record["verdict"], record["exit_status"], record["seed"]) == ("contaminated", 1, 1)
     assert record["marker_rate"]["hits"] == 2
     assert len(record["rounds"]) == 6
+    assert {name: found["hits"] for name, found in record["own_rate_by_wording"].items()} == {
+        "system-last": 6,
+        "confirmed": 6,
+    }
     markers = [request.marker for planned in PLAN.rounds for request in planned.requests]
     assert not any(marker in text for marker in markers)
 
@@ -98,6 +102,7 @@ async def test_terminal_report_names_counts_interval_and_verdict() -> None:
     print_matrix(console, [await result_of(), await result_of(leaky)])
     text = console.export_text()
     assert "A's marker in B's answer" in text
+    assert re.search(r"asked for as system-last *│ 6 of 6", text)
     assert "2/6 = 33.33% (95 %:" in text
     assert "verdict: contaminated" in text
     assert "the condition" in text
