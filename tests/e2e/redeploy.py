@@ -1,7 +1,6 @@
 """A changed Serve configuration reaches the router that is there already: `python tests/e2e/redeploy.py`.
 
-Deploys, asks, deploys again with a limit of requests per minute and a gateway that is told to wait before it leaves, and
-asks until the limit shows. Prints one JSON line.
+Deploys, asks, deploys again with a limit of requests per minute, and asks until the limit shows. Prints one JSON line.
 """
 
 from __future__ import annotations
