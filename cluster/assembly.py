@@ -10,6 +10,7 @@ from importlib.metadata import version
 from starlette.types import ASGIApp
 
 from cache_service.block_key import BlockKeyer, ModelIdentity, identity
+from cluster.adapters import AdapterManager, AnnouncedAdapters
 from cluster.api.channel import PurgeUser
 from cluster.api.drain_notice import DrainNotice
 from cluster.api.secret import channel_token, load_or_create_secret
@@ -22,6 +23,7 @@ from cluster.config import FIRST_AUTO_SEQS, ClusterConfig, TenantShare
 from cluster.control_client import ControlClient
 from cluster.dispatch import Dispatcher, WorkerPool
 from cluster.grpc_server import GrpcServer, GrpcServerConfig, build_grpc_server
+from cluster.http.adapter_routes import AdapterRoutes
 from cluster.http.cache_routes import CacheRoutes
 from cluster.http.config import HttpConfig
 from cluster.http.inspection_routes import InspectionRoutes
@@ -89,7 +91,8 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
     tokenizer = await asyncio.to_thread(_load_tokenizer, config)
     catalog = _template_catalog(config, keyer, tokenizer, worker)
     prompts = PromptBuilder(tokenizer, catalog=catalog)
-    model = _served_model(config, worker, keyer, prompts, tokenizer)
+    announced = AnnouncedAdapters(lambda: router.live_workers)
+    model = _served_model(config, worker, keyer, prompts, tokenizer, announced)
     core = ServingCore(
         [model],
         Dispatcher(router, pool),
@@ -97,6 +100,9 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
         observer=metrics.generation,
     )
     control = ControlClient(router, token)
+    adapters = AdapterManager(control, config.state_dir / "adapters.json", worker.model, announced)
+    if config.lora_dir is not None:
+        await adapters.sync()
     warmer = TemplateWarmer(catalog, keyer, control, worker.model)
     await warmer.sync()
     sentinel = _sentinel(config, MarkerProbe(model, pool, control), control, metrics, router)
@@ -127,12 +133,13 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
             *PromptRoutes(catalog, prompts.watch, http_config, on_change=warmer.sync).routes(),
             *CacheRoutes(core, purge_user).routes(),
             *InspectionRoutes(inspector).routes(),
+            *AdapterRoutes(adapters, http_config).routes(),
         ],
     )
     identity_headers = IdentityHeaders(config.trusted_proxies, config.identity_headers)
     grpc_config = _grpc_config(config, authenticator)
     grpc_server = build_grpc_server(core, authenticator, grpc_config, identity_headers, is_draining)
-    tasks = [asyncio.create_task(warmer.run())]
+    tasks = [asyncio.create_task(warmer.run()), asyncio.create_task(adapters.run())]
     if sentinel is not None:
         tasks.append(asyncio.create_task(sentinel.run()))
     return GatewayParts(http_app, grpc_server, router, pool, drain_notice, tuple(tasks))
@@ -244,20 +251,24 @@ def _grpc_config(config: ClusterConfig, authenticator: Authenticator) -> GrpcSer
 
 
 def _served_model(
-    config: ClusterConfig, worker: WorkerInfo, keyer: BlockKeyer, prompts: PromptBuilder, tokenizer: Tokenizer
+    config: ClusterConfig,
+    worker: WorkerInfo,
+    keyer: BlockKeyer,
+    prompts: PromptBuilder,
+    tokenizer: Tokenizer,
+    adapters: AnnouncedAdapters,
 ) -> ServedModel:
     info = ModelInfo(
         name=config.served_model_name or worker.model,
         max_model_len=worker.max_model_len,
         vocab_size=worker.vocab_size,
         eos_token_ids=worker.eos_token_ids,
-        adapters=tuple(name for name, _ in worker.adapters),
     )
     return ServedModel(
         info=info,
         prompts=prompts,
         tokens=TokenTable.from_tokenizer(tokenizer.backend),
         keyer=keyer,
-        adapter_digests=dict(worker.adapters),
+        adapter_digests=adapters,
         created_unix_s=int(time.time()),
     )

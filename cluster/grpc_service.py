@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -102,7 +103,7 @@ class GenerationService:
         async with _answering(context):
             self._authenticate(context)
             model, _ = self._core.find_model(_parsed(request).model)
-            return write_model(model.info)
+            return write_model(replace(model.info, adapters=tuple(model.adapter_digests)))
 
     async def _stream(self, generation: Generation, context: grpc.aio.ServicerContext) -> None:
         is_first = True

@@ -28,7 +28,8 @@ class WorkerRecord:
 
 
 class Registry:
-    """Workers by id. A new epoch replaces the old one whole; reports of another epoch than the current are refused."""
+    """Workers by id. A new epoch replaces the old one whole; reports of another epoch than the current are refused.
+    Within an epoch only what is loaded at run time may change: adapters."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -48,6 +49,8 @@ class Registry:
         current = self._records.get(info.worker_id)
         if current is not None and current.info.epoch == info.epoch:
             current.last_seen_s = now_s
+            if info.adapters != current.info.adapters:
+                current.info = replace(current.info, adapters=info.adapters)
             return None
         candidate = Candidate(
             worker_id=info.worker_id,

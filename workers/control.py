@@ -18,16 +18,19 @@ from cluster.api.channel import (
     ControlCall,
     Inspect,
     KeepPins,
+    LoadAdapter,
     PurgeUser,
     Quarantine,
     SetMaxNumSeqs,
     Trace,
+    UnloadAdapter,
     WarmUp,
 )
 from cluster.api.errors import UnavailableError
 from cluster.api.ids import BlockKey, RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
+from workers.adapter_loader import AdapterLoader
 from workers.async_engine import AsyncLLMEngine
 from workers.engine import LLMEngine
 from workers.evidence import inspect, trace
@@ -45,11 +48,13 @@ class WorkerControl:
         keyer: BlockKeyer,
         on_warm: Callable[[], None] = lambda: None,
         on_quarantine: Callable[[], None] = lambda: None,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         self._engine = engine
         self._keyer = keyer
         self._on_warm = on_warm
         self._on_quarantine = on_quarantine
+        self._adapters = adapters
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[RequestId, asyncio.Future[RequestOutput]] = {}
 
@@ -78,6 +83,10 @@ class WorkerControl:
                 return await self._on_engine(lambda engine: inspect(engine, self._keyer))
             case AuditLayout():
                 return await self._on_engine(audit_layout)
+            case LoadAdapter():
+                return await self._adapters.load(call) if self._adapters is not None else "there are no adapters here"
+            case UnloadAdapter():
+                return await self._adapters.unload(call) if self._adapters is not None else 0
 
     async def _quarantine(self, reason: str) -> int:
         is_new = await self._on_engine(lambda engine: engine.quarantine(reason))

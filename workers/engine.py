@@ -168,6 +168,8 @@ class LLMEngine:
         if len(self.scheduler.waiting) >= self.config.max_queue_len:
             raise OverloadedError(f"{self.config.max_queue_len} requests are waiting", retry_after_s=1.0)
         adapter_digest = self.runner.adapter_digest(request.adapter)
+        if request.adapter_digest not in (None, adapter_digest):
+            raise UnavailableError("the adapter was replaced while the request was on its way", retry_after_s=1.0)
         account = request.account_hash or request.user_hash
         writer = BlockWriter(request.request_id, account, self.pool.cache.serial, is_warm_up)
         self._num_arrivals += 1
@@ -233,6 +235,8 @@ class LLMEngine:
         self._checker.forget(seq)
         if live.is_finished:
             del self._live[live.request.request_id]
+            if seq.adapter_digest is not None:
+                self.release_adapters()
 
     def _fail(self, live: LiveRequest, error: WatchwordError) -> None:
         for seq in live.unfinished:
@@ -322,6 +326,11 @@ class LLMEngine:
         if not 1 <= max_num_seqs <= self.config.max_num_seqs:
             raise ValueError(f"max_num_seqs is {max_num_seqs}, must be from 1 to {self.config.max_num_seqs}")
         self.scheduler.max_num_seqs = max_num_seqs
+
+    def release_adapters(self) -> None:
+        """Unloaded and replaced adapters go when the last request with them has ended."""
+        sequences = (live.sequences[0] for live in self._live.values())
+        self.runner.release_adapters({seq.adapter_digest for seq in sequences if seq.adapter_digest is not None})
 
     # --- the prefix cache from outside
 

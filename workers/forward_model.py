@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from workers.kv_cache import KVCache
 from workers.model.batch import Batch
 from workers.model.linear import Product, RowTile
+from workers.model.lora import LoraAdapter
 from workers.model.spec import ModelSpec
 
 
@@ -34,3 +35,11 @@ class ForwardModel(Protocol):
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """Writes K and V in place; float32 logits [samples, vocab], valid until the calling thread's next call."""
         ...
+
+
+@runtime_checkable
+class AdaptableModel(Protocol):
+    """A forward model that takes LoRA adapters while it runs."""
+
+    def add_adapter(self, adapter: LoraAdapter) -> None: ...
+    def drop_adapter(self, digest: bytes) -> None: ...

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import platform
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Literal
 
@@ -15,11 +15,11 @@ import torch
 from cache_service.block_key import ModelIdentity
 from cluster.api.errors import NotFoundError
 from workers.device import resolve_device
-from workers.forward_model import ForwardModel
+from workers.forward_model import AdaptableModel, ForwardModel
 from workers.kv_cache import KVCache
 from workers.kv_layout import plan_pool
 from workers.model.batch import build_batch
-from workers.model.lora import LoraAdapter, load_adapter
+from workers.model.lora import AdapterError, LoraAdapter, load_adapter
 from workers.model.native_model import NativeModel, refuse_unsupported
 from workers.model.spec import ModelSpec, spec_from_config
 from workers.model.torch_model import TorchModel
@@ -28,8 +28,8 @@ from workers.model_source import ModelSource, ProgressCallback, no_progress, res
 from workers.native.build import NativeUnavailableError, build_ahead, supported_isas
 from workers.runner_config import RunnerConfig
 from workers.sampler import Sampler
-from workers.self_test import SelfTestReport, run_self_test
-from workers.step import StepInput, StepOutput, WindowGroup
+from workers.self_test import SelfTestReport, felt_products, run_self_test
+from workers.step import StepInput, StepOutput, StepRow, WindowGroup
 from workers.windowed_kv_cache import WindowedKVCache
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class CpuModelRunner:
     ) -> None:
         self._config, self._model, self._cache = config, model, cache
         self._adapter_digests = {adapter.name: adapter.digest for adapter in adapters}
+        self._loaded_digests = set(self._adapter_digests.values())
         self.source = source
         self._numerics = numerics
         self._max_model_len = _max_model_len(config, model.spec)
@@ -115,11 +116,57 @@ class CpuModelRunner:
 
     def compute_logits(self, step: StepInput) -> torch.Tensor:
         """The step without copies and sampling: float32 [rows that sample, vocab], valid until the next call."""
-        for row in step.rows:
-            if row.adapter is not None:
-                self.adapter_digest(row.adapter)
+        self._resolve_adapters(step.rows)
         batch = build_batch(step.rows, self.block_size, self._config.layout, self._model.row_tile.pad)
         return self._model.forward(batch, self._cache)
+
+    def _resolve_adapters(self, rows: Sequence[StepRow]) -> None:
+        for row in rows:
+            if row.adapter is not None and row.adapter_digest is None:
+                row.adapter_digest = self.adapter_digest(row.adapter)
+            assert row.adapter_digest is None or row.adapter_digest in self._loaded_digests
+
+    def read_adapter(self, name: str, folder: Path) -> LoraAdapter:
+        """On any thread; changes nothing. Raises AdapterError, naming the adapter and the reason."""
+        if not isinstance(self._model, AdaptableModel):
+            raise AdapterError(f"adapter {name!r}: {self._model.kernel} kernels compute no adapters")
+        if name == self.source.name:
+            raise AdapterError(f"adapter {name!r} has the model's own name")
+        return load_adapter(name, folder, self._model.spec, self._model.dtype)
+
+    def install_adapter(self, adapter: LoraAdapter) -> None:
+        """Between two steps. Replaces what went by the name; rows that run with that go on with it.
+
+        Raises AdapterError when a row of it would feel its neighbours on this machine.
+        """
+        assert isinstance(self._model, AdaptableModel)
+        if adapter.digest not in self._loaded_digests:
+            try:
+                self._model.add_adapter(adapter)
+            except torch.OutOfMemoryError:
+                raise AdapterError(f"adapter {adapter.name!r}: the device has no memory left for it") from None
+            self._loaded_digests.add(adapter.digest)
+            felt = [] if not self._config.self_test else self._felt_products(adapter)
+            if felt:
+                self._model.drop_adapter(adapter.digest)
+                self._loaded_digests.discard(adapter.digest)
+                raise AdapterError(f"adapter {adapter.name!r}: rows would feel one another in {', '.join(felt)}")
+        self._adapter_digests[adapter.name] = adapter.digest
+
+    def remove_adapter(self, name: str) -> bool:
+        """Between two steps. False: no adapter went by the name."""
+        return self._adapter_digests.pop(name, None) is not None
+
+    def release_adapters(self, in_use: Set[bytes]) -> None:
+        for digest in self._loaded_digests - in_use - set(self._adapter_digests.values()):
+            assert isinstance(self._model, AdaptableModel)
+            self._model.drop_adapter(digest)
+            self._loaded_digests.discard(digest)
+
+    def _felt_products(self, adapter: LoraAdapter) -> list[str]:
+        mark = adapter.digest.hex()
+        products = {name: one for name, one in self._model.row_products().items() if mark in name}
+        return felt_products(products, self._model, self._config.max_num_batched_tokens)
 
     def fill_blocks(self, block_ids: Sequence[int], value: float) -> None:
         self._cache.fill(block_ids, value)
@@ -169,7 +216,7 @@ def _make_cpu_runner(
 ) -> CpuModelRunner:
     model = make_model(config, spec, weights, progress, adapters)
     report = _test(config, model, progress)
-    numerics = _numerics_digest(model, report, adapters)
+    numerics = _numerics_digest(model, report)
     return CpuModelRunner(config, model, make_cache(config, model), source, numerics, adapters)
 
 
@@ -203,7 +250,7 @@ def make_model(
     if config.kernel != "torch":
         try:
             refuse_unsupported(spec, weights.embedding.dtype, config.block_size)
-            if adapters:
+            if adapters or config.may_load_adapters:
                 raise NativeUnavailableError("the kernels compute no adapters")
             progress("compiling kernels", 0.0)
             return NativeModel(spec, weights, max_model_len, supported_isas()[0])
@@ -248,8 +295,9 @@ def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
     return config.max_model_len
 
 
-def _numerics_digest(model: ForwardModel, report: SelfTestReport | None, adapters: Sequence[LoraAdapter] = ()) -> str:
-    """Equal on two workers exactly when each may go on with the other's streams."""
+def _numerics_digest(model: ForwardModel, report: SelfTestReport | None) -> str:
+    """Equal on two workers exactly when each may go on with the other's streams: a request names its adapter's content,
+    so that is not part of it."""
     if report is None or not report.is_bit_exact:
         return f"inexact-{uuid.uuid4().hex}"  # equal to nobody's
     facts = (
@@ -262,6 +310,5 @@ def _numerics_digest(model: ForwardModel, report: SelfTestReport | None, adapter
         model.kv_layout,
         str(report.row_tile),
         report.step_digest,
-        *(f"{adapter.name}={adapter.digest.hex()}" for adapter in adapters),
     )
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()

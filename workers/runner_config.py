@@ -33,6 +33,7 @@ class RunnerConfig:
     max_num_batched_tokens: int = 2048  # most tokens that one step may carry: sizes the buffers and the self-test
     max_num_seqs: int = 256  # most rows that one step may carry
     adapters: tuple[tuple[str, str], ...] = ()  # (name, folder) of LoRA adapters
+    may_load_adapters: bool = False  # at run time: then torch computes, since the C kernels know no adapters
     threads: int | None = None  # None = what torch would use
     kernel: KernelName = "auto"
     batch_invariant: bool = True  # False lets a GPU use its fastest products: rows may then feel one another

@@ -71,6 +71,20 @@ def run_self_test(
     return report
 
 
+def felt_products(products: dict[str, tuple[int, Product]], model: ForwardModel, max_tokens: int) -> list[str]:
+    """Names of those whose rows feel one another, called as the model calls them: for what is added after the start."""
+    tile = model.row_tile.rows
+    if tile is None:
+        return [
+            name
+            for name, (size, product) in products.items()
+            if _variant_counts(product, _inputs(max_tokens, size, model.dtype))
+        ]
+    return [
+        name for name, (size, product) in products.items() if not _is_even(product, _inputs(tile, size, model.dtype))
+    ]
+
+
 def _inputs(rows: int, in_size: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(7)
     return torch.randn(rows, in_size, generator=generator).to(dtype)
@@ -86,11 +100,16 @@ def _variant_counts(product: Product, x: torch.Tensor) -> tuple[int, ...]:
 def _find_tile(model: ForwardModel) -> int | None:
     """The smallest tile in which no product minds where a row stands."""
     for rows in ROW_TILES:
-        order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
         inputs = ((product, _inputs(rows, size, model.dtype)) for size, product in model.row_products().values())
-        if all(torch.equal(product(x[order].contiguous()), product(x)[order]) for product, x in inputs):
+        if all(_is_even(product, x) for product, x in inputs):
             return rows
     return None
+
+
+def _is_even(product: Product, x: torch.Tensor) -> bool:
+    """Whether the product does not mind in which place of `x` a row stands."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(len(x)))
+    return torch.equal(product(x[order].contiguous()), product(x)[order])
 
 
 def _check_steps(model: ForwardModel, block_size: int, length: int) -> tuple[list[str], str]:

@@ -5,7 +5,7 @@ The scheduler thinks in integers, the runner in tensors; neither sees the other'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,7 @@ class StepRow:
     block_table: Sequence[int]  # physical block ids that cover start + len(token_ids) tokens
     samples: tuple[SampleInput, ...] = ()  # empty unless this chunk ends at the sequence's last known token
     adapter: str | None = None
+    adapter_digest: bytes | None = None  # what computes: a row goes on with it when its name gets other content
     # Where the runner has a WindowGroup: the pages of the table's blocks from `window_start` on, as far as needed
     window_start: int = 0
     window_pages: Sequence[int] = ()
@@ -119,6 +120,10 @@ class ModelRunner(Protocol):
 
     def checksum_blocks(self, block_ids: Sequence[int]) -> list[int]:
         """64-bit checksum of each block's K and V bytes over all layers."""
+        ...
+
+    def release_adapters(self, in_use: Set[bytes]) -> None:
+        """Frees what goes by no name any more, unless it is in use."""
         ...
 
     def adapter_digest(self, adapter: str | None) -> bytes | None:

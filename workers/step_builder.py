@@ -22,6 +22,7 @@ class StepBuilder:
             block_table=seq.block_table,
             samples=self.build_samples(row) if row.is_sampling else (),
             adapter=seq.request.adapter,
+            adapter_digest=seq.adapter_digest,
             window_start=seq.window_start,
             window_pages=seq.window_pages,
         )

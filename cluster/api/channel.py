@@ -93,6 +93,23 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Read a LoRA adapter and let requests name it; what went by the name before is replaced. Answer: the digest of its
+    content, or text: why not. With `expected_digest`, other content is refused."""
+
+    name: str
+    folder: str  # below the one that the worker was told to allow
+    expected_digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Answer: 1, or 0 when no adapter went by the name. Requests that run with it go on."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """Answer: WorkerEvidence."""
 
@@ -102,4 +119,16 @@ class AuditLayout:
     """Run rows of known tokens in changing company through the model runner. Answer: LayoutEvidence."""
 
 
-ControlCall = WarmUp | KeepPins | PurgeUser | AuditCache | Quarantine | SetMaxNumSeqs | Trace | Inspect | AuditLayout
+ControlCall = (
+    WarmUp
+    | KeepPins
+    | PurgeUser
+    | AuditCache
+    | Quarantine
+    | SetMaxNumSeqs
+    | Trace
+    | LoadAdapter
+    | UnloadAdapter
+    | Inspect
+    | AuditLayout
+)

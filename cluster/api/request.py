@@ -29,6 +29,7 @@ class Request:
     user_hash: bytes
     account_hash: bytes | None = None  # outermost of nested users: a purge of it covers all below; None: user_hash
     adapter: str | None = None
+    adapter_digest: bytes | None = None  # the content that `block_keys` stand for; None: whatever the worker has
     deadline_unix_s: float | None = None
     use_prefix_cache: bool = True
     emitted: tuple[tuple[int, ...], ...] = ()

@@ -27,7 +27,7 @@ class WorkerInfo:
     kv_layout: str = ""
     vocab_size: int = 0
     eos_token_ids: frozenset[int] = frozenset()
-    adapters: tuple[tuple[str, bytes], ...] = ()  # name, content digest
+    adapters: tuple[tuple[str, bytes], ...] = ()  # name, content digest; the one thing that changes within an epoch
     is_warm: bool = True  # False: takes no work until its heartbeat says that its templates are in place
 
 

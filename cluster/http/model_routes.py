@@ -27,7 +27,7 @@ class ModelRoutes:
         data = []
         for model in self._core.models:
             data.append(_model_json(model, None))
-            data.extend(_model_json(model, adapter) for adapter in model.info.adapters)
+            data.extend(_model_json(model, adapter) for adapter in model.adapter_digests)
         return _json({"object": "list", "data": data})
 
     async def retrieve(self, request: Request) -> Response:

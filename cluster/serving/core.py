@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cache_service.block_key import BlockKeyer
-from cluster.api.errors import ContextLengthError, InvalidRequestError, NotFoundError, UnsupportedError
+from cluster.api.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
 from cluster.api.ids import RequestId
 from cluster.api.principal import Principal
 from cluster.api.prompt import BuiltPrompt, CallerIdentity
@@ -37,6 +43,7 @@ class ServedModel:
     prompts: PromptBuilder
     tokens: TokenTable
     keyer: BlockKeyer
+    # Names that requests may use, now: it may be another mapping with each look
     adapter_digests: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     created_unix_s: int = 0
 
@@ -68,7 +75,6 @@ class ServingCore:
     ) -> None:
         self.backend = backend
         self._by_name = {model.info.name: (model, None) for model in models}
-        self._by_adapter = {name: (model, name) for model in models for name in model.info.adapters}
         self.models = tuple(models)
         self._require_user = require_user
         self._limits = limits or SamplingLimits()
@@ -76,10 +82,13 @@ class ServingCore:
 
     def find_model(self, name: str) -> tuple[ServedModel, str | None]:
         """The model and the adapter that `name` stands for. Raises NotFoundError (model_not_found)."""
-        found: tuple[ServedModel, str | None] | None = self._by_name.get(name) or self._by_adapter.get(name)
+        found: tuple[ServedModel, str | None] | None = self._by_name.get(name)
+        if found is None:
+            found = next(((model, name) for model in self.models if name in model.adapter_digests), None)
         if found is None:
             shown = name if len(name) <= 64 else name[:64] + "…"
-            known = ", ".join(sorted([*self._by_name, *self._by_adapter]))
+            adapters = [adapter for model in self.models for adapter in model.adapter_digests]
+            known = ", ".join(sorted([*self._by_name, *adapters]))
             raise NotFoundError(
                 f"the model {shown!r} does not exist; there is: {known}", param="model", code="model_not_found"
             )
@@ -119,7 +128,11 @@ class ServingCore:
         self, prepared: PreparedRequest, request_id: RequestId, deadline_unix_s: float | None = None
     ) -> Generation:
         model, prompt = prepared.model, prepared.prompt
-        digest = model.adapter_digests.get(prepared.adapter) if prepared.adapter is not None else None
+        digest = None
+        if prepared.adapter is not None:
+            digest = model.adapter_digests.get(prepared.adapter)
+            if digest is None:
+                raise UnavailableError("the adapter was unloaded while the request was prepared", retry_after_s=1.0)
         request = Request(
             request_id=request_id,
             model=model.info.name,
@@ -131,6 +144,7 @@ class ServingCore:
             user_hash=prepared.identity.user,
             account_hash=prepared.identity.account,
             adapter=prepared.adapter,
+            adapter_digest=digest,
             deadline_unix_s=deadline_unix_s,
             use_prefix_cache=prompt.use_prefix_cache,
         )

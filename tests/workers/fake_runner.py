@@ -8,7 +8,7 @@ read before it, as a transformer's K and V do; so a wrong, stale, poisoned or un
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,9 @@ class FakeModelRunner:
 
     def checksum_blocks(self, block_ids: Sequence[int]) -> list[int]:
         return [int((self.kv[b] * self._weights[: self.block_size]).sum(dtype=np.uint64)) for b in block_ids]
+
+    def release_adapters(self, in_use: Set[bytes]) -> None:
+        pass
 
     def adapter_digest(self, adapter: str | None) -> bytes | None:
         if adapter is None:

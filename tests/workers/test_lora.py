@@ -117,15 +117,6 @@ def test_the_digest_names_the_content(tmp_path: Path) -> None:
     assert reloaded.adapter_digest("clerk") == digests["clerk"]
 
 
-def test_other_adapters_are_other_numerics(tmp_path: Path) -> None:
-    """A stream must not go on at a worker whose adapter of the same name says something else."""
-    first = load(tmp_path, self_test=True)
-    save_adapter(tmp_path / "poet", make_tensors(make_reference("llama"), 3))
-    adapters = tuple((name, str(tmp_path / name)) for name, _ in first.adapters)
-    second = make_runner(tmp_path / "model", adapters=adapters, self_test=True)
-    assert first.numerics != second.numerics
-
-
 def test_an_unknown_adapter_is_named(tmp_path: Path) -> None:
     runner = load(tmp_path)
     with pytest.raises(NotFoundError, match="nobody"):

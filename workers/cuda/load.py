@@ -52,7 +52,7 @@ def make_cuda_runner(
     progress("capturing decode steps", 0.0)
     blocks_per_row = -(-max_model_len // config.block_size)
     decode = DecodeSteps(model, cache, config.max_num_seqs, blocks_per_row, capture_graph)
-    return CudaModelRunner(config, model, cache, source, device_numerics(model, report, adapters), adapters, decode)
+    return CudaModelRunner(config, model, cache, source, device_numerics(model, report), adapters, decode)
 
 
 def test_model(config: RunnerConfig, model: TritonModel, progress: ProgressCallback) -> SelfTestReport | None:
@@ -114,7 +114,7 @@ def largest_batch(config: RunnerConfig) -> Batch:
     return batch
 
 
-def device_numerics(model: TritonModel, report: SelfTestReport | None, adapters: Sequence[LoraAdapter]) -> str:
+def device_numerics(model: TritonModel, report: SelfTestReport | None) -> str:
     """Equal on two workers exactly when each may go on with the other's streams."""
     if report is None or not report.is_bit_exact:
         return f"inexact-{uuid.uuid4().hex}"  # equal to nobody's
@@ -122,6 +122,5 @@ def device_numerics(model: TritonModel, report: SelfTestReport | None, adapters:
         platform.machine(), torch.cuda.get_device_name(model.device),
         str(torch.cuda.get_device_capability(model.device)), torch.__version__, triton.__version__,
         str(model.dtype), model.kernel, model.kv_layout, report.step_digest,
-        *(f"{adapter.name}={adapter.digest.hex()}" for adapter in adapters),
     )  # fmt: skip
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 
 from workers.cuda.products import ProductMode
 from workers.model.lora import LoraPair
 
-AdaptedRows = Iterable[tuple[str, torch.Tensor]]  # (adapter, indices of its tokens)
+AdaptedRows = Iterable[tuple[bytes, torch.Tensor]]  # (digest of an adapter, indices of its tokens)
 
 
 class DeviceLinear:
@@ -20,18 +20,22 @@ class DeviceLinear:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         mode: ProductMode,
-        adapters: Mapping[str, LoraPair] | None = None,
     ) -> None:
         self.weight, self.bias, self._mode = weight, bias, mode
         self.in_size = weight.shape[1]
-        device = weight.device
-        self._pairs = {name: (pair.a.to(device), pair.b.to(device)) for name, pair in (adapters or {}).items()}
+        self._pairs: dict[bytes, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, digest: bytes, pair: LoraPair) -> None:
+        self._pairs[digest] = (pair.a.to(self.weight.device), pair.b.to(self.weight.device))
+
+    def drop(self, digest: bytes) -> None:
+        self._pairs.pop(digest, None)
 
     def __call__(self, x: torch.Tensor, adapted: AdaptedRows = ()) -> torch.Tensor:
         """x [rows, in] → [rows, out]."""
         out = self._mode(x, self.weight, self.bias)
-        for name, rows in adapted:
-            if name in self._pairs:
-                narrow, wide = self._pairs[name]
+        for digest, rows in adapted:
+            if digest in self._pairs:
+                narrow, wide = self._pairs[digest]
                 out[rows] += self._mode(self._mode(x[rows], narrow, None), wide, None)
         return out

@@ -52,8 +52,7 @@ class CudaModelRunner(CpuModelRunner):
 
         Memory for the largest step is set aside at start. Where another process has taken it since, rows go one by one.
         """
-        for row in step.rows:
-            self.adapter_digest(row.adapter)
+        self._resolve_adapters(step.rows)
         try:
             return self._compute(step.rows)
         except torch.OutOfMemoryError:

@@ -70,16 +70,33 @@ class TritonModel:
         tables = {layer.rope: rotary_table(layer.rope, spec.head_dim, max_model_len) for layer in spec.layers}
         on_device = {rope: (cos.to(device), sin.to(device)) for rope, (cos, sin) in tables.items()}
         self.layers = [
-            TritonLayer(self, index, part, on_device[layer.rope], adapters)
+            TritonLayer(self, index, part, on_device[layer.rope])
             for index, (layer, part) in enumerate(zip(spec.layers, weights.layers, strict=True))
         ]
         self._final_norm = self.norm_factors(weights.final_norm)
         is_tied = weights.lm_head is weights.embedding
         self.lm_head = DeviceLinear(self._embedding if is_tied else weights.lm_head.to(device), None, self.mode)
+        for adapter in adapters:
+            self.add_adapter(adapter)
 
     @property
     def kernel(self) -> str:
         return f"triton-{'fast' if self.mode.fast else 'wide' if self.mode.use_wide else 'narrow'}"
+
+    def add_adapter(self, adapter: LoraAdapter) -> None:
+        """From now on rows may ask for it by its digest. Raises torch.OutOfMemoryError and then holds nothing of it."""
+        try:
+            for layer, pairs in zip(self.layers, adapter.layers, strict=True):
+                for name, pair in pairs.items():
+                    layer.products()[name].add(adapter.digest, pair)
+        except torch.OutOfMemoryError:
+            self.drop_adapter(adapter.digest)
+            raise
+
+    def drop_adapter(self, digest: bytes) -> None:
+        for layer in self.layers:
+            for linear in layer.products().values():
+                linear.drop(digest)
 
     def kv_block_shape(self, block_size: int) -> tuple[int, ...]:
         return (2, self.spec.num_kv_heads, block_size, self.spec.head_dim)
@@ -113,7 +130,7 @@ class TritonModel:
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """Logits [samples, vocab] float32 on the device."""
         block_size = cache.data.shape[-2]
-        adapted = [(name, torch.from_numpy(tokens).long().to(self.device)) for name, tokens in batch.adapted]
+        adapted = [(one, torch.from_numpy(tokens).long().to(self.device)) for one, tokens in batch.adapted]
         return self.run(self.place(batch, block_size), cache.data, adapted)
 
     def run(self, step: StepTensors, blocks: torch.Tensor, adapted: AdaptedRows = ()) -> torch.Tensor:
@@ -146,27 +163,25 @@ class TritonLayer:
         index: int,
         weights: LayerWeights,
         table: tuple[torch.Tensor, torch.Tensor],
-        adapters: Sequence[LoraAdapter],
     ) -> None:
         self._spec, self._window, self._table = model.spec, model.spec.layers[index].window, table
 
         def factors(weight: torch.Tensor | None) -> torch.Tensor | None:
             return None if weight is None else model.norm_factors(weight)
 
-        def linear(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> DeviceLinear:
-            pairs = {one.name: one.layers[index][name] for one in adapters if name in one.layers[index]}
+        def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> DeviceLinear:
             on_device = None if bias is None else bias.to(model.device)
-            return DeviceLinear(weight.to(model.device), on_device, model.mode, pairs)
+            return DeviceLinear(weight.to(model.device), on_device, model.mode)
 
         self._input_norm, self._mlp_norm = model.norm_factors(weights.input_norm), model.norm_factors(weights.mlp_norm)
         q_norm, k_norm = factors(weights.q_norm), factors(weights.k_norm)
         self._qk_norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         self._after_attention = factors(weights.after_attention_norm)
         self._after_mlp = factors(weights.after_mlp_norm)
-        self.qkv = linear("qkv", weights.qkv, weights.qkv_bias)
-        self.out = linear("out", weights.out, weights.out_bias)
-        self.gate_up = linear("gate_up", weights.gate_up)
-        self.down = linear("down", weights.down)
+        self.qkv = linear(weights.qkv, weights.qkv_bias)
+        self.out = linear(weights.out, weights.out_bias)
+        self.gate_up = linear(weights.gate_up)
+        self.down = linear(weights.down)
 
     def products(self) -> dict[str, DeviceLinear]:
         return {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}

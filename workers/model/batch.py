@@ -24,7 +24,7 @@ class Batch:
     slot_offsets: Ints  # [T]
     block_tables: Ints  # [R, most blocks of a row]
     sample_tokens: Ints  # [S] indices of the tokens whose logits are wanted, in row order
-    adapted: tuple[tuple[str, Ints], ...] = ()  # (adapter, indices of its tokens)
+    adapted: tuple[tuple[bytes, Ints], ...] = ()  # (digest of an adapter, indices of its tokens)
     windowed: Batch | None = None  # what the sliding-window layers read, where their K and V lie in pages of their own
 
     @property
@@ -42,7 +42,7 @@ def build_batch(rows: list[StepRow], block_size: int, layout: str, pad_rows: Cal
     slot_blocks.fill(-1)
     tables = np.zeros((len(rows), max(len(row.block_table) for row in rows)), dtype=np.int32)
     samples = []
-    adapted: dict[str, list[Ints]] = {}
+    adapted: dict[bytes, list[Ints]] = {}
     at = 0
     for index, (row, span) in enumerate(zip(rows, spans, strict=True)):
         count = len(row.token_ids)
@@ -61,12 +61,12 @@ def build_batch(rows: list[StepRow], block_size: int, layout: str, pad_rows: Cal
             slot_offsets[here] = where % block_size
         if row.samples:
             samples.append(at + count - 1)
-        if row.adapter is not None:
-            adapted.setdefault(row.adapter, []).append(np.arange(at, at + count, dtype=np.int32))
+        if row.adapter_digest is not None:
+            adapted.setdefault(row.adapter_digest, []).append(np.arange(at, at + count, dtype=np.int32))
         at += span
     batch = Batch(
         token_ids, positions, row_of, slot_blocks, slot_offsets, tables, np.asarray(samples, dtype=np.int32),
-        tuple((name, np.concatenate(parts)) for name, parts in adapted.items()),
+        tuple((digest, np.concatenate(parts)) for digest, parts in adapted.items()),
     )  # fmt: skip
     if rows[0].window_pages:
         batch.windowed = _over_pages(batch, rows, block_size)

@@ -61,16 +61,29 @@ def load_adapter(name: str, folder: Path, spec: ModelSpec, dtype: torch.dtype) -
     for file in files:
         if not file.is_file():
             raise AdapterError(f"adapter {name!r}: {folder} has no {file.name}")
-    config = json.loads(files[0].read_text(encoding="utf-8"))
+    digest = digest_files(files)
+    config = _read_config(name, files[0])
     _refuse_unsupported(name, config)
     found = _read_tensors(name, files[1], spec)
+    if digest_files(files) != digest:
+        raise AdapterError(f"adapter {name!r}: its files were changed while they were read")
     numerator = float(config["lora_alpha"])
     layers = []
     for index in range(spec.num_layers):
         parts = {module: pair for (layer, module), pair in found.items() if layer == index}
         scaled = {module: _scale(pair, numerator, config) for module, pair in parts.items()}
         layers.append(_merge(name, scaled, spec, dtype))
-    return LoraAdapter(name, digest_files(files), tuple(layers))
+    return LoraAdapter(name, digest, tuple(layers))
+
+
+def _read_config(name: str, file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise AdapterError(f"adapter {name!r}: {file.name} is not valid JSON") from error
+    if not isinstance(config, dict) or not isinstance(config.get("lora_alpha"), int | float):
+        raise AdapterError(f"adapter {name!r}: {file.name} has no number lora_alpha")
+    return config
 
 
 def _refuse_unsupported(name: str, config: dict[str, Any]) -> None:
@@ -87,11 +100,16 @@ def _refuse_unsupported(name: str, config: dict[str, Any]) -> None:
 
 def _read_tensors(name: str, file: Path, spec: ModelSpec) -> dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]:
     """(layer, module) -> (A, B), checked against the model's shapes."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     sizes = _module_sizes(spec)
-    for key, tensor in load_file(file).items():
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise AdapterError(f"adapter {name!r}: {file.name} cannot be read as safetensors") from error
+    for key, tensor in tensors.items():
         match = _TENSOR.search(key)
         if match is None or match[2] not in sizes or int(match[1]) >= spec.num_layers:
             raise AdapterError(f"adapter {name!r}: the forward pass has no place for the tensor {key!r}")

@@ -38,11 +38,24 @@ class TorchModel:
         self._embedding_scale = torch.tensor(spec.embedding_scale).to(self.dtype)
         tables = {layer.rope: rotary_table(layer.rope, spec.head_dim, max_model_len) for layer in spec.layers}
         self.layers = [
-            TorchLayer(spec, index, part, tables[layer.rope], self.row_tile, adapters)
+            TorchLayer(spec, index, part, tables[layer.rope], self.row_tile)
             for index, (layer, part) in enumerate(zip(spec.layers, weights.layers, strict=True))
         ]
         self._final_norm = Norm(weights.final_norm, spec)
         self.lm_head = Linear(weights.lm_head, None, self.row_tile)
+        for adapter in adapters:
+            self.add_adapter(adapter)
+
+    def add_adapter(self, adapter: LoraAdapter) -> None:
+        """From now on rows may ask for it by its digest."""
+        for layer, pairs in zip(self.layers, adapter.layers, strict=True):
+            for name, pair in pairs.items():
+                layer.products()[name].add(adapter.digest, pair)
+
+    def drop_adapter(self, digest: bytes) -> None:
+        for layer in self.layers:
+            for linear in layer.products().values():
+                linear.drop(digest)
 
     def row_products(self) -> dict[str, tuple[int, Product]]:
         """(input size, product) per kind; layers share their shapes, so the first stands for all."""
@@ -61,7 +74,7 @@ class TorchModel:
         hidden = self._embedding[torch.from_numpy(batch.token_ids).long()]
         if self.spec.embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
-        adapted = [(name, torch.from_numpy(tokens).long()) for name, tokens in batch.adapted]
+        adapted = [(digest, torch.from_numpy(tokens).long()) for digest, tokens in batch.adapted]
         for index, layer in enumerate(self.layers):
             seen = batch if batch.windowed is None or layer.window is None else batch.windowed
             hidden = layer.forward(hidden, seen, cache.layer(index), adapted)
@@ -102,7 +115,6 @@ class TorchLayer:
         weights: LayerWeights,
         table: tuple[torch.Tensor, torch.Tensor],
         tile: RowTile,
-        adapters: Sequence[LoraAdapter],
     ) -> None:
         self._spec, self.window = spec, spec.layers[index].window
         self._cos, self._sin = table
@@ -116,14 +128,13 @@ class TorchLayer:
         )
         self._after_mlp = _norm(weights.after_mlp_norm, spec)
 
-        def adaptable(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LoraLinear:
-            pairs = {one.name: one.layers[index][name] for one in adapters if name in one.layers[index]}
-            return LoraLinear(Linear(weight, bias, tile), pairs, tile)
+        def adaptable(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LoraLinear:
+            return LoraLinear(Linear(weight, bias, tile), tile)
 
-        self.qkv = adaptable("qkv", weights.qkv, weights.qkv_bias)
-        self.out = adaptable("out", weights.out, weights.out_bias)
-        self.gate_up = adaptable("gate_up", weights.gate_up)
-        self.down = adaptable("down", weights.down)
+        self.qkv = adaptable(weights.qkv, weights.qkv_bias)
+        self.out = adaptable(weights.out, weights.out_bias)
+        self.gate_up = adaptable(weights.gate_up)
+        self.down = adaptable(weights.down)
 
     def forward(
         self, hidden: torch.Tensor, batch: Batch, blocks: torch.Tensor, adapted: AdaptedRows = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from cache_service.block_key import ModelIdentity
@@ -82,6 +82,9 @@ class SeesRowBefore:
 
     def checksum_blocks(self, block_ids: Sequence[int]) -> list[int]:
         return self._runner.checksum_blocks(block_ids)
+
+    def release_adapters(self, in_use: Set[bytes]) -> None:
+        self._runner.release_adapters(in_use)
 
     def adapter_digest(self, adapter: str | None) -> bytes | None:
         return self._runner.adapter_digest(adapter)
