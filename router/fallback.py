@@ -66,8 +66,12 @@ class FallbackRouter:
             if record.info.worker_id not in known:
                 self._router.forget(record.info.worker_id)
         for info in known.values():
-            max_num_seqs = math.ceil(info.max_num_seqs / self._config.num_gateways)
-            self._router.register(replace(info, max_num_seqs=max_num_seqs, is_warm=True))
+            share = replace(info, max_num_seqs=math.ceil(info.max_num_seqs / self._config.num_gateways), is_warm=True)
+            self._router.register(share)
+            record = self._router.registry.get(info.worker_id)
+            assert record is not None
+            record.info = share  # within a life, the number of places changes with `max_num_seqs: auto`
+            record.load.candidate.max_num_seqs = share.max_num_seqs
 
     async def route(self, query: RouteQuery) -> RouteDecision:
         """Raises what the router raises; call `release` in a `finally`."""

@@ -143,6 +143,16 @@ async def test_gateways_share_a_workers_places_and_the_queue_is_bounded() -> Non
     waiting[1].cancel()
 
 
+async def test_places_follow_a_batch_size_that_grows() -> None:
+    settings = RouterSettings(RouterConfig(admission=AdmissionConfig(max_queued_requests=0, extra_seqs_per_worker=0)))
+    fallback = make_fallback(1, settings=settings, max_num_seqs=1)
+    await fallback.route(query("a"))
+    with pytest.raises(OverloadedError):
+        await fallback.route(query("b"))
+    fallback.update([worker_info("w0", max_num_seqs=2)])
+    assert (await fallback.route(query("c"))).worker_id == "w0"
+
+
 async def test_one_tenant_that_floods_leaves_a_place_to_another() -> None:
     settings = RouterSettings(RouterConfig(admission=AdmissionConfig(extra_seqs_per_worker=0)))
     fallback = make_fallback(1, settings=settings, max_num_seqs=4)
