@@ -22,6 +22,7 @@ from cluster.control_client import ControlCalls
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+NEWS_S = 5.0  # what a worker has is known here after its next heartbeat and the router's next answer
 
 
 class AnnouncedAdapters(Mapping[str, bytes]):
@@ -85,7 +86,8 @@ class AdapterManager:
                     self._write({**wanted, name: WantedAdapter(folder, digest.hex())})
             if digest is None:
                 raise UnavailableError("no worker is there to load an adapter", retry_after_s=1.0)
-            return digest
+        await self._until(lambda: self._announced.get(name) == digest)
+        return digest
 
     async def unload(self, name: str) -> None:
         """Raises NotFoundError when nothing goes by the name, UnavailableError when a worker does not answer."""
@@ -99,6 +101,7 @@ class AdapterManager:
                 raise NotFoundError(
                     f"no adapter is loaded under the name {name!r}", param="lora_name", code="model_not_found"
                 )
+        await self._until(lambda: name not in self._announced)
 
     async def run(self) -> None:
         while True:
@@ -124,6 +127,13 @@ class AdapterManager:
             answer = error.message
         if not isinstance(answer, bytes):
             logger.warning("%s has no adapter %r: %s", worker.worker_id, call.name, answer)
+
+    async def _until(self, is_known: Callable[[], bool]) -> None:
+        """So that whoever asks right after the answer finds what it says; a silent router delays it no longer."""
+        for _ in range(int(NEWS_S / 0.05)):
+            if is_known():
+                return
+            await asyncio.sleep(0.05)
 
     def _read(self) -> dict[str, WantedAdapter]:
         try:

@@ -138,14 +138,14 @@ class ForgetfulRunner:
 def test_a_stale_hit_would_be_seen(runner: CpuModelRunner, tmp_path: Path) -> None:
     """The positive control: without the content in key and comparison the reload hits, and answers otherwise."""
     load(runner, "poet", write(tmp_path, "poet", 1))
-    fresh_engine = start(runner)
     engine = start(ForgetfulRunner(runner))  # type: ignore[arg-type]
     run(engine, ask(engine, "old", "poet"))
     load(runner, "poet", write(tmp_path, "poet", 2))
-    right = ask(fresh_engine, "right", "poet")
-    right_tokens = run(fresh_engine, right).of(right)
     stale = ask(engine, "stale", "poet")
     transcript = run(engine, stale)
+    fresh_engine = start(runner)  # only now, since it writes to the same memory
+    right = ask(fresh_engine, "right", "poet")
+    right_tokens = run(fresh_engine, right).of(right)
     assert transcript.cached["stale"] == FULL_BLOCK_TOKENS
     assert transcript.of(stale) != right_tokens
 
