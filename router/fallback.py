@@ -68,10 +68,10 @@ class FallbackRouter:
         for info in known.values():
             share = replace(info, max_num_seqs=math.ceil(info.max_num_seqs / self._config.num_gateways), is_warm=True)
             self._router.register(share)
-            record = self._router.registry.get(info.worker_id)
-            assert record is not None
-            record.info = share  # within a life, the number of places changes with `max_num_seqs: auto`
-            record.load.candidate.max_num_seqs = share.max_num_seqs
+            registered = self._router.registry.get(info.worker_id)
+            assert registered is not None
+            registered.info = share  # within a life, the number of places changes with `max_num_seqs: auto`
+            registered.load.candidate.max_num_seqs = share.max_num_seqs
 
     async def route(self, query: RouteQuery) -> RouteDecision:
         """Raises what the router raises; call `release` in a `finally`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -110,8 +111,10 @@ def worker(name: str) -> WorkerInfo:
 
 
 @asynccontextmanager
-async def warmer_of(source: Source, workers: Workers, **config: float) -> AsyncIterator[TemplateWarmer]:
-    warmer = TemplateWarmer(source, KEYER, workers, "m", WarmerConfig(**config))  # type: ignore[arg-type]
+async def warmer_of(
+    source: Source, workers: Workers, *, clock: Callable[[], float] = time.monotonic, **config: float
+) -> AsyncIterator[TemplateWarmer]:
+    warmer = TemplateWarmer(source, KEYER, workers, "m", WarmerConfig(**config), clock=clock)  # type: ignore[arg-type]
     try:
         yield warmer
     finally:
@@ -215,12 +218,15 @@ async def test_a_failed_template_is_tried_again() -> None:
 async def test_a_new_worker_waits_for_templates_no_longer_than_its_patience() -> None:
     source, workers = Source(THEIRS, OURS), Workers("w0")
     source.slow = {b"theirs"}
-    async with warmer_of(source, workers, patience_s=0.2) as warmer:
-        await warmer.sync()
-        assert workers.ready == set(), "what can be had is waited for"
+    now_s = 0.0
+    async with warmer_of(source, workers, clock=lambda: now_s) as warmer:
         await warmer.sync(b"ours")
-        await asyncio.sleep(0.05)
-        assert workers.ready == {"w0"}
+        assert workers.ready == set(), "what can be had is waited for"
+        now_s = 61.0
+        async with asyncio.timeout(5):
+            while not workers.ready:
+                await warmer.sync(b"ours")
+                await asyncio.sleep(0.01)
 
 
 async def test_a_worker_that_does_not_answer_is_left_alone_for_a_while() -> None:
