@@ -88,4 +88,5 @@ def _ratio_lines(comparison: Comparison, ours: list[str], rivals: list[str]) -> 
         f"{comparison.ratio(name, 'output_tokens_per_s', rivals):.2f}, "
         f"TTFT p50 × {comparison.ratio(name, 'ttft_p50_ms', rivals):.2f}."
         for name in ours
+        if name in comparison.rounds
     ]

@@ -74,11 +74,17 @@ async def measure(
     registered = await _register(base_url, api_key, conversations, seed) if templates else {}
     target = BenchTarget(base_url, model, api_key, templates=registered)
     concurrency = concurrency or default_concurrency(name)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"workload {name}", total=None)
-        result = await run_workload(
-            target, conversations, concurrency, lambda done, total: progress.update(task, completed=done, total=total)
-        )
+    try:
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task(f"workload {name}", total=None)
+            result = await run_workload(
+                target,
+                conversations,
+                concurrency,
+                lambda done, total: progress.update(task, completed=done, total=total),
+            )
+    finally:
+        await _unregister(base_url, api_key, registered)
     return summarise(name, seed, concurrency, users, result)
 
 
@@ -111,3 +117,11 @@ async def _register(base_url: str, api_key: str | None, conversations: list[Conv
                     raise typer.BadParameter(f"template refused: {await response.text()}", param_hint="--templates")
             registered[system] = template_id
     return registered
+
+
+async def _unregister(base_url: str, api_key: str | None, registered: dict[str, str]) -> None:
+    """Templates of an ended run would hold pinned blocks, and those of the next would not fit beside them."""
+    async with aiohttp.ClientSession(headers=_headers(api_key)) as session:
+        for template_id in registered.values():
+            async with session.delete(f"{base_url}/prompts/{template_id}"):
+                pass

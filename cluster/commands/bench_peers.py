@@ -35,14 +35,14 @@ def bench_peers(
     """Compare with other servers that run already, on the same machine and model. Nothing else should be running."""
     rivals = [_parse_peer(item) for item in peer or []]
     comparisons = asyncio.run(_run(url, api_key, rivals, workloads.upper(), rounds))
+    if json_file is not None:
+        data = {item.workload: item.rounds for item in comparisons}
+        json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     ours = sorted({name for item in comparisons for name in item.rounds if name.startswith("watchword")})
     text = markdown(comparisons, ours, [rival.name for rival in rivals])
     typer.echo(text)
     if markdown_file is not None:
         markdown_file.write_text(text, encoding="utf-8")
-    if json_file is not None:
-        data = {item.workload: item.rounds for item in comparisons}
-        json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     if plot_file is not None:
         plot_comparisons(comparisons, plot_file)
 
@@ -75,7 +75,7 @@ def _our_ways(workload: WorkloadName, base_url: str, api_key: str | None) -> lis
 
 async def _run_once(contestant: Contestant, workload: WorkloadName, seed: str) -> dict[str, Any]:
     console.print(f"[dim]workload {workload} on {contestant.name}[/dim]")
-    return await measure(
+    summary = await measure(
         workload,
         contestant.base_url,
         contestant.api_key,
@@ -83,6 +83,11 @@ async def _run_once(contestant: Contestant, workload: WorkloadName, seed: str) -
         seed=seed,
         templates=contestant.uses_templates,
     )
+    console.print(
+        f"{workload}  {contestant.name}: {summary['output_tokens_per_s']:g} output tok/s, "
+        f"TTFT p50 {summary['ttft_p50_ms']:g} ms, ITL p50 {summary['itl_p50_ms']:g} ms"
+    )
+    return summary
 
 
 def _parse_peer(item: str) -> Contestant:
