@@ -182,7 +182,7 @@ def _template_catalog(
 def sharing_policy(config: ClusterConfig, keyer: BlockKeyer) -> SharingPolicy:
     """The operator's word for each tenant, by the tenant's hash."""
     shares = {name: tenant.share for name, tenant in config.tenants.items() if tenant.share is not None}
-    tenants = {keyer.identity("tenant", name): Share(share) for name, share in shares.items()}
+    tenants: dict[bytes, Share] = {keyer.identity("tenant", name): Share(share) for name, share in shares.items()}
     return SharingPolicy(Share(config.default_share), tenants)
 
 
