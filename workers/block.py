@@ -52,6 +52,7 @@ class Block:
     is_pinned: bool = False
     must_zero: bool = False  # overwrite before anyone else gets it
     last_used_s: float = 0.0
+    published_serial: int = 0  # the pool's purge serial when it was published
     checksum: int | None = None
 
     @property

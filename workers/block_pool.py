@@ -111,9 +111,9 @@ class BlockPool:
 
     # --- references
 
-    def match(self, wanted: Sequence[BlockContent]) -> PrefixMatch:
-        """The blocks that may serve as the beginning of a sequence. Changes nothing."""
-        found, is_mismatch = self.cache.match(wanted)
+    def match(self, wanted: Sequence[BlockContent], user_hash: bytes) -> PrefixMatch:
+        """The blocks that may serve as the beginning of a sequence of this user's. Changes nothing."""
+        found, is_mismatch = self.cache.match(wanted, user_hash)
         if self.pages is None:
             return PrefixMatch(tuple(found), len(wanted), is_mismatch)
         num_usable, window_start = self.pages.longest_hit(found)
@@ -276,8 +276,9 @@ class BlockPool:
     def purge(self, user_hash: bytes, oldest_live_serial: int) -> int:
         """Ends all reuse of a user's blocks; their bytes are zeroed before reuse. Returns how many were removed.
 
-        What this user wrote under shared values goes too; TEMPLATE and PUBLIC blocks are no user's. Blocks in use are
-        only unpublished: their sequences go on. Requests that arrived before can no longer publish for this user.
+        What this user wrote under shared values goes too; TEMPLATE and PUBLIC blocks are no user's. What others wrote
+        there stays for them, and this user no longer finds it. Blocks in use are only unpublished: their sequences go
+        on. Requests that arrived before can no longer publish for this user.
         """
         self.cache.entomb(user_hash, oldest_live_serial)
         num_removed = 0

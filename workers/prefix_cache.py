@@ -41,6 +41,7 @@ class PrefixCache:
         # In order, runs of one kind joined. None: all blocks were cleared.
         self._events: list[tuple[type[BlockStored] | type[BlockRemoved] | None, list[BlockKey]]] = []
         self._tombstones: dict[bytes, int] = {}  # user hash -> serial of the purge
+        self._forgotten: dict[bytes, int] = {}  # the same, for as long as blocks from before that purge can be found
         self._cleared_serial = 0
         self.serial = 1  # grows with every purge
         self.counters = CacheCounters()
@@ -73,15 +74,21 @@ class PrefixCache:
             and block.parent == parent
         )
 
-    def match(self, wanted: Iterable[BlockContent]) -> tuple[list[Block], bool]:
-        """The longest verified run of published blocks, and whether verification (not absence) ended it."""
+    def match(self, wanted: Iterable[BlockContent], user_hash: bytes) -> tuple[list[Block], bool]:
+        """The longest verified run of published blocks, and whether verification (not absence) ended it.
+
+        A purged user finds nothing from before the purge, whoever wrote it, but what is no user's.
+        """
         found: list[Block] = []
         parent: BlockIdentity | None = None
         if not self.is_sharing:
             return found, False
+        forgotten = self._forgotten.get(user_hash, 0)
         for content in wanted:
             block = self.find(content.key)
             if block is None:
+                return found, False
+            if block.published_serial <= forgotten and content.fields.scope > Scope.TEMPLATE:
                 return found, False
             if not self.matches(block, content, parent):
                 return found, True
@@ -118,6 +125,7 @@ class PrefixCache:
         assert block.content is None
         block.content = content
         block.parent = parent
+        block.published_serial = self.serial
         self._index[content.key] = block.block_id
         self._announce(BlockStored, content.key)
 
@@ -134,6 +142,9 @@ class PrefixCache:
         """Whatever arrived up to now for this user may not publish any more."""
         self._tombstones = {user: serial for user, serial in self._tombstones.items() if serial >= oldest_live_serial}
         self._tombstones[user_hash] = self.serial
+        oldest = min((block.published_serial for block in self.published()), default=self.serial)
+        self._forgotten = {user: serial for user, serial in self._forgotten.items() if serial >= oldest}
+        self._forgotten[user_hash] = self.serial
         self.serial += 1
 
     def is_entombed(self, writer: BlockWriter) -> bool:

@@ -212,7 +212,8 @@ class Scheduler:
             return NO_MATCH
         size = self._config.block_size
         num_wanted = min(len(seq.block_keys), (seq.num_tokens - 1) // size)
-        return self._pool.match([seq.content_of_block(index, size) for index in range(num_wanted)])
+        wanted = [seq.content_of_block(index, size) for index in range(num_wanted)]
+        return self._pool.match(wanted, seq.writer.user_hash)
 
     def _start(self, seq: Sequence, match: PrefixMatch, num_blocks: int) -> None:
         seq.block_table = self._pool.acquire(match, seq.writer)

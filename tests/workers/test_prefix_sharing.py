@@ -182,6 +182,19 @@ def test_a_purge_leaves_what_others_wrote_under_shared_variables() -> None:
     assert cached_tokens(engine, make_request(PROMPT, user="carol", spans=spans)) == 2 * BLOCK_SIZE
 
 
+def test_a_purged_user_finds_nothing_from_before_whoever_wrote_it() -> None:
+    engine = make_engine()
+    cached_tokens(engine, make_request(PROMPT, user="bob", spans=shared_variables_spans(2, "bob")))
+    alice = shared_variables_spans(2, "alice")
+    assert cached_tokens(engine, make_request(PROMPT, user="alice", spans=alice)) == 2 * BLOCK_SIZE, "it could be found"
+    engine.purge_user(user_hash("acme", "alice"))
+    assert cached_tokens(engine, make_request(PROMPT, user="alice", spans=alice)) == 0
+    engine.purge_user(user_hash("acme", "dave"))
+    assert cached_tokens(engine, make_request(PROMPT, user="alice", spans=alice)) == 0, "another's purge undid hers"
+    bob = make_request(PROMPT, user="bob", spans=shared_variables_spans(2, "bob"))
+    assert cached_tokens(engine, bob) >= 2 * BLOCK_SIZE, "bob lost what he wrote"
+
+
 def test_a_purge_zeroes_what_its_user_left_in_unpublished_and_later_released_blocks() -> None:
     engine = make_engine()
     run_all(engine, make_request(range(3), 1))  # a partial block, freed with its bytes
