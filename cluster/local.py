@@ -154,6 +154,15 @@ def _start_ray(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would run workers at niceness 15: behind everything else on the machine, the gateway included.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray's own watching took 20 % of a core beside an idle server, and each wake-up delays a step that uses all cores:
+    # its tables of resources and Serve's control loop need not be a tenth of a second old.
+    for name, value in (
+        ("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "1"),
+        ("RAY_raylet_report_resources_period_milliseconds", "1000"),
+        ("RAY_gcs_pull_resource_loads_period_milliseconds", "5000"),
+        ("RAY_event_stats", "0"),
+    ):
+        os.environ.setdefault(name, value)
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     ray.init(
