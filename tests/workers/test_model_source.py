@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from model_builders import make_reference, make_runner, save_model
+import torch
+from model_builders import make_reference, make_row, make_runner, make_step, save_model
 
 from workers.model.spec import UnsupportedModelError, spec_from_config
+from workers.model_runner import load_runner
 from workers.model_source import ModelSourceError, resolve_model
+from workers.runner_config import RunnerConfig
 
 
 @pytest.fixture
@@ -72,7 +76,14 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.M
     [
         ({"model_type": "opt"}, "architecture 'opt'"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantisation 'awq'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantisation 'gptq'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantisation 'fp8'"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+            "quantisation 'bitsandbytes'",
+        ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_parameters": None}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "rope scaling 'dynamic'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "relu"}, "activation 'relu'"),
     ],
@@ -84,6 +95,24 @@ def test_what_is_not_built_is_refused_by_name(folder: Path, changes: dict, words
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match=words):
         make_runner(folder)
+
+
+def test_shards_are_one_model_and_each_is_reported(tmp_path: Path) -> None:
+    model = make_reference("llama")
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="200KB")
+    num_shards = len(list((tmp_path / "shards").glob("*.safetensors")))
+    assert num_shards > 2
+    seen: list[float] = []
+    settings = RunnerConfig(dtype="float32", num_blocks=8, self_test=False, threads=1)
+    whole = load_runner(replace(settings, model=str(tmp_path / "whole")))
+    sharded = load_runner(
+        replace(settings, model=str(tmp_path / "shards")),
+        lambda what, fraction: seen.append(fraction) if what == "loading weights" else None,
+    )
+    assert seen == [pytest.approx(number / num_shards) for number in range(1, num_shards + 1)]
+    step = make_step(make_row([5, 6, 7], 0, [3]))
+    assert torch.equal(whole.compute_logits(step), sharded.compute_logits(step))
 
 
 def test_missing_and_left_over_tensors_are_named(folder: Path) -> None:

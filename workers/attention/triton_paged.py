@@ -26,7 +26,11 @@ ROWS = 64  # of one program: 16 would do for decode, but then decode and prefill
 NUM_WARPS = 4
 
 
-@triton.jit
+# Sizes and addresses that change from step to step must not make the compiler build another variant under way.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["tables", "group_first", "group_count", "row_of", "positions"],
+)
 def _attend(
     query,  # [T, heads * HEAD]
     blocks,  # [blocks, 2, kv_heads, BLOCK, HEAD]

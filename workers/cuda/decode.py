@@ -36,11 +36,15 @@ class DecodeSteps:
         device = model.device
         self._model, self._device = model, device
         # The copy to the device has long ended when these are written again: a step ends with its tokens on the host.
-        self._host = torch.zeros(len(_NAMES), max_num_seqs, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._integers = torch.zeros(len(_NAMES), max_num_seqs, dtype=torch.int32, device=device)
+        # Flat: a bucket's part is contiguous, else the copy would go through unpinned memory and wait.
+        size = len(_NAMES) * max_num_seqs
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._integers = torch.zeros(size, dtype=torch.int32, device=device)
+        # One for all buckets: each graph would keep its own for ever.
+        self._logits = torch.empty(max_num_seqs, model.spec.vocab_size, dtype=torch.float32, device=device)
         self._tables = torch.zeros(max_num_seqs, blocks_per_row, dtype=torch.int32, device=device)
         self._counting = torch.arange(max_num_seqs, dtype=torch.int32, device=device)
-        self._pad(0, max_num_seqs)
+        self._pad(self._part(self._host, max_num_seqs), 0)
         self._integers.copy_(self._host)
         self.buckets = decode_buckets(max_num_seqs)
         # Largest first: the smaller ones then live in its memory.
@@ -61,28 +65,33 @@ class DecodeSteps:
         count = batch.num_tokens
         bucket = next(size for size in self.buckets if size >= count)
         lines = (batch.token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets, np.ones(count, np.int32))
-        self._host[:, :count] = torch.from_numpy(np.stack(lines))
-        self._pad(count, bucket)
-        self._integers[:, :bucket].copy_(self._host[:, :bucket], non_blocking=True)
+        host = self._part(self._host, bucket)
+        host[:, :count] = torch.from_numpy(np.stack(lines))
+        self._pad(host, count)
+        self._part(self._integers, bucket).copy_(host, non_blocking=True)
         tables = torch.from_numpy(batch.block_tables)
         if self._device.type == "cuda":
             tables = tables.pin_memory()
         self._tables[:count, : tables.shape[1]].copy_(tables, non_blocking=True)
         return self._steps[bucket]()[:count]
 
-    def _pad(self, start: int, end: int) -> None:
+    def _part(self, flat: torch.Tensor, bucket: int) -> torch.Tensor:
+        """[names, bucket]"""
+        return flat[: len(_NAMES) * bucket].view(len(_NAMES), bucket)
+
+    def _pad(self, host: torch.Tensor, start: int) -> None:
         """Token 0, at position −1 of block −1, in an empty group."""
         for name, value in (("token_ids", 0), ("positions", -1), ("slot_blocks", -1), ("group_count", 0)):
-            self._host[_NAMES.index(name), start:end] = value
+            host[_NAMES.index(name), start:] = value
 
     def _computation(self, bucket: int, cache: KVCache) -> Compute:
-        token_ids, positions, slot_blocks, slot_offsets, group_count = self._integers[:, :bucket]
+        token_ids, positions, slot_blocks, slot_offsets, group_count = self._part(self._integers, bucket)
         counting = self._counting[:bucket]
         step = StepTensors(
             token_ids, positions, counting, slot_blocks, slot_offsets, counting, group_count, counting,
             self._tables[:bucket],
         )  # fmt: skip
-        return lambda: self._model.run(step, cache.data)
+        return lambda: self._logits[:bucket].copy_(self._model.run(step, cache.data))
 
 
 def capture_graph(compute: Compute) -> Compute:

@@ -63,7 +63,7 @@ def gated(x: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_blocks", "slot_offsets"])  # pieces of one copy
 def _rotate_and_store(
     qkv,  # [T, (heads + 2 kv_heads) * HEAD]
     query,  # [T, heads * HEAD]

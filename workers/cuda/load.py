@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 import uuid
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from workers.model_source import ModelSource, ProgressCallback
 from workers.runner_config import RunnerConfig
 from workers.self_test import SelfTestReport, run_self_test
 from workers.step import StepRow
+
+logger = logging.getLogger(__name__)
 
 
 def make_cuda_runner(
@@ -51,7 +54,12 @@ def make_cuda_runner(
     cache = make_device_cache(config, model)
     progress("capturing decode steps", 0.0)
     blocks_per_row = -(-max_model_len // config.block_size)
-    decode = DecodeSteps(model, cache, config.max_num_seqs, blocks_per_row, capture_graph)
+    decode: DecodeSteps | None = None
+    try:
+        decode = DecodeSteps(model, cache, config.max_num_seqs, blocks_per_row, capture_graph)
+    except torch.OutOfMemoryError:
+        logger.warning("no memory is left to capture decode steps: they are launched kernel by kernel")
+        torch.cuda.empty_cache()
     return CudaModelRunner(config, model, cache, source, device_numerics(model, report), adapters, decode)
 
 

@@ -31,6 +31,10 @@ class DeviceLinear:
     def drop(self, digest: bytes) -> None:
         self._pairs.pop(digest, None)
 
+    def share_products(self) -> Iterable[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """(digest in hex, the pair) of each adapter."""
+        return ((digest.hex(), pair) for digest, pair in self._pairs.items())
+
     def __call__(self, x: torch.Tensor, adapted: AdaptedRows = ()) -> torch.Tensor:
         """x [rows, in] → [rows, out]."""
         out = self._mode(x, self.weight, self.bias)

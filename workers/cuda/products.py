@@ -33,7 +33,8 @@ MOST_NARROW_ROWS = 64
 _GROUP_ROWS = 8  # row tiles that walk together over a column of weights, so that L2 serves it once
 
 
-@triton.jit
+# Sizes and addresses that change from step to step must not make the compiler build another variant under way.
+@triton.jit(do_not_specialize=["num_rows"])
 def _product(
     x,  # [rows, depth]
     weight,  # [columns, depth]

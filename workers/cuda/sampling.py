@@ -49,7 +49,7 @@ def _floor_of_mass(row, vocab, highest, temperature, floor, wanted, COUNTS: tl.c
     return tl.maximum(low.to(tl.float32, bitcast=True), floor)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "temperatures", "top_ks", "top_ps", "min_ps", "noises"])
 def _draw(
     logits, rows, temperatures, top_ks, top_ps, min_ps, noises, out, vocab, row_stride, TILE: tl.constexpr
 ):  # fmt: skip

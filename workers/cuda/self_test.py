@@ -37,4 +37,6 @@ def choose_tiles(model: TritonModel) -> None:
     mode: ProductMode = model.mode
     if not mode.fast:
         linears = [*model.layers[0].products().values(), model.lm_head]
-        mode.use_wide = all(tiles_agree(linear.weight, linear.bias) for linear in linears)
+        weights = [(linear.weight, linear.bias) for linear in linears]
+        weights += [(weight, None) for weight in model.adapter_weights().values()]
+        mode.use_wide = all(tiles_agree(weight, bias) for weight, bias in weights)

@@ -102,9 +102,23 @@ class TritonModel:
         return (2, self.spec.num_kv_heads, block_size, self.spec.head_dim)
 
     def row_products(self) -> dict[str, tuple[int, Product]]:
-        """(input size, product) per kind; layers share their shapes, so the first stands for all."""
+        """(input size, product) per kind; layers share their shapes, so the first stands for all, but for adapters."""
         kinds = {**self.layers[0].products(), "lm_head": self.lm_head}
-        return {name: (linear.in_size, partial(self._product, linear)) for name, linear in kinds.items()}
+        found: dict[str, tuple[int, Product]] = {
+            name: (linear.in_size, partial(self._product, linear)) for name, linear in kinds.items()
+        }
+        for weight_name, weight in self.adapter_weights().items():
+            found[weight_name] = (weight.shape[1], partial(self._product, DeviceLinear(weight, None, self.mode)))
+        return found
+
+    def adapter_weights(self) -> dict[str, torch.Tensor]:
+        """One thin weight of each name and shape there is."""
+        found: dict[str, torch.Tensor] = {}
+        for layer in self.layers:
+            for name, linear in layer.products().items():
+                for digest, (narrow, wide) in linear.share_products():
+                    found |= {f"{name}.{digest}.a": narrow, f"{name}.{digest}.b": wide}
+        return found
 
     def _product(self, linear: DeviceLinear, x: torch.Tensor) -> torch.Tensor:
         return linear(x.to(self.device).contiguous())
