@@ -34,7 +34,8 @@ from workers.config import EngineConfig
 from workers.control import WorkerControl
 from workers.counters import engine_counters
 from workers.evidence import quarantine_reason, write_event_log
-from workers.model_runner import CpuModelRunner, load_runner, make_cache
+from workers.model_loader import load_runner, make_cache
+from workers.model_runner import CpuModelRunner
 from workers.planted import PlantedFault, PlantedParts, planted_parts
 from workers.runner_config import RunnerConfig
 

@@ -20,7 +20,7 @@ from cluster.api.sampling import SamplingParams
 from cluster.api.scope import Scope, ScopeFields, ScopeSpan
 from workers.build import build_engine
 from workers.config import Batching, EngineConfig, Layout
-from workers.model_runner import load_runner
+from workers.model_loader import load_runner
 from workers.runner_config import RunnerConfig
 
 NUM_REQUESTS, NUM_BLOCKS = 48, 2048

@@ -20,7 +20,8 @@ import torch
 
 from cluster.api.sampling import SamplingParams
 from workers.model.native_model import NativeModel
-from workers.model_runner import CpuModelRunner, load_runner
+from workers.model_loader import load_runner
+from workers.model_runner import CpuModelRunner
 from workers.native.arena import huge_zeros
 from workers.native.build import NativeUnavailableError, load_library, supported_isas
 from workers.native.structs import PHASE_NAMES

@@ -56,7 +56,8 @@ def experiment(
 
     Exit status: 0 clean, 1 contaminated, 2 void (the run could not have seen a leak).
     """
-    from cluster.experiment.command import ExperimentOptions, run_command
+    from cluster.experiment.command import run_command
+    from cluster.experiment.options import ExperimentOptions
 
     if embedded and url is not None:
         raise InvalidRequestError("--embedded and --url exclude each other", param="url")

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cluster.experiment.bisect_run import bisect_run
-from cluster.experiment.command import ExperimentOptions, plan_of, report, workload_of, write_json
 from cluster.experiment.condition import MAX_BLOCKS, Condition, baseline, default_engine
 from cluster.experiment.event_file import BlockEvent
 from cluster.experiment.faults.catalog import planted_faults
@@ -21,12 +20,14 @@ from cluster.experiment.faults.stages import make_stages
 from cluster.experiment.long_run import LongRun, continue_run
 from cluster.experiment.matrix import matrix
 from cluster.experiment.matrix_state import MatrixState
+from cluster.experiment.options import ExperimentOptions, plan_of, workload_of
 from cluster.experiment.plan import Plan
 from cluster.experiment.planted import Case, Investigator, investigate_blind
 from cluster.experiment.planted_state import PlantedState
 from cluster.experiment.report_planted import planted_record, print_planted
 from cluster.experiment.report_text import LiveProgress
 from cluster.experiment.report_timing import print_timing
+from cluster.experiment.reports import report, write_json
 from cluster.experiment.runner import ExperimentResult, run_experiment
 from cluster.experiment.statistics import rule_of_three
 from cluster.experiment.targets.embedded import EmbeddedTarget

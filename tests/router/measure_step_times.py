@@ -16,7 +16,8 @@ from pathlib import Path
 
 from cluster.api.sampling import SamplingParams
 from router.simulate.step_cost import StepSample, fit_step_cost
-from workers.model_runner import CpuModelRunner, load_runner
+from workers.model_loader import load_runner
+from workers.model_runner import CpuModelRunner
 from workers.runner_config import RunnerConfig
 from workers.step import SampleInput, StepInput, StepRow
 

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from cluster.api.sampling import SamplingParams
-from workers.model_runner import CpuModelRunner, load_runner
+from workers.model_loader import load_runner
+from workers.model_runner import CpuModelRunner
 from workers.runner_config import RunnerConfig
 from workers.step import SampleInput, StepInput, StepRow
 

@@ -38,7 +38,7 @@ from cluster.api.sampling import SamplingParams
 from cluster.api.scope import Scope, ScopeFields, ScopeSpan
 from workers.build import build_engine
 from workers.config import EngineConfig
-from workers.model_runner import load_runner
+from workers.model_loader import load_runner
 from workers.runner_config import RunnerConfig
 runner = load_runner(RunnerConfig(
     model=sys.argv[1], device="cpu", dtype="float32", num_blocks=16, max_num_batched_tokens=64, max_num_seqs=4,
@@ -112,5 +112,5 @@ def test_a_device_that_is_not_there_is_a_clear_error() -> None:
 
 
 def test_the_cpu_path_needs_no_triton() -> None:
-    done = run_bare("sys.modules['triton'] = None\nimport workers.build, workers.cuda, workers.model_runner")
+    done = run_bare("sys.modules['triton'] = None\nimport workers.build, workers.cuda, workers.model_loader")
     assert done.returncode == 0, done.stderr[-2000:]

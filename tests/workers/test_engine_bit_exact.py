@@ -24,7 +24,8 @@ from cluster.api.request import Request
 from workers.build import build_engine
 from workers.config import EngineConfig, IsolationCheck
 from workers.engine import LLMEngine
-from workers.model_runner import CpuModelRunner, load_runner
+from workers.model_loader import load_runner
+from workers.model_runner import CpuModelRunner
 from workers.runner_config import RunnerConfig
 
 BLOCK_SIZE = 16

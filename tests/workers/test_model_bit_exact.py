@@ -20,7 +20,8 @@ from transformers import AutoConfig
 
 from workers.model.native_model import NativeModel
 from workers.model.weights import load_weights
-from workers.model_runner import CpuModelRunner, make_cache
+from workers.model_loader import make_cache
+from workers.model_runner import CpuModelRunner
 from workers.native.build import Isa, supported_isas
 from workers.runner_config import RunnerConfig
 from workers.self_test import run_self_test

@@ -14,7 +14,7 @@ from fake_runner import SECRET
 from cache_service.block_key import BlockKeyer
 from workers.build import build_engine
 from workers.config import EngineConfig
-from workers.model_runner import load_runner
+from workers.model_loader import load_runner
 from workers.runner_config import RunnerConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

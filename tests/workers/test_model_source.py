@@ -11,7 +11,7 @@ import torch
 from model_builders import make_reference, make_row, make_runner, make_step, save_model
 
 from workers.model.spec import UnsupportedModelError, spec_from_config
-from workers.model_runner import load_runner
+from workers.model_loader import load_runner
 from workers.model_source import ModelSourceError, resolve_model
 from workers.runner_config import RunnerConfig
 

@@ -21,7 +21,8 @@ from workers.engine import LLMEngine
 from workers.isolation_check import ViolationKind
 from workers.kv_layout import plan_pool
 from workers.layout_audit import audit_layout
-from workers.model_runner import CpuModelRunner, load_runner
+from workers.model_loader import load_runner
+from workers.model_runner import CpuModelRunner
 from workers.publisher import Publisher
 from workers.runner_config import RunnerConfig
 from workers.scheduler import Scheduler

@@ -17,7 +17,8 @@ from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
 from cluster.serving.token_table import TokenTable
 from workers.config import EngineConfig
 from workers.forward_model import ForwardModel
-from workers.model_runner import CpuModelRunner, load_runner, make_cache
+from workers.model_loader import load_runner, make_cache
+from workers.model_runner import CpuModelRunner
 from workers.runner_config import DtypeName, RunnerConfig
 
 _NOBODY = CallerIdentity(bytes(32), bytes(32), ScopeFields(Scope.USER, bytes(32), user=bytes(32)))
