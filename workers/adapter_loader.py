@@ -43,7 +43,7 @@ class AdapterLoader:
                 return f"adapter {call.name!r}: the files differ from those that other workers have"
             await self._between_steps(lambda: self._holder.install_adapter(adapter))
         except AdapterError as error:
-            return str(error)
+            return str(error).replace(str(self._root), "lora_dir")  # where it lies is not for the network
         self._on_change()
         return adapter.digest
 

@@ -101,9 +101,7 @@ class WorkerChannel:
         handler = grpc.stream_stream_rpc_method_handler(
             self._open, request_deserializer=bytes, response_serializer=pickle.dumps
         )
-        control = grpc.unary_unary_rpc_method_handler(
-            self._control_call, request_deserializer=bytes, response_serializer=pickle.dumps
-        )
+        control = grpc.unary_unary_rpc_method_handler(self._control_call, request_deserializer=bytes)
         handlers = {METHOD_OPEN.rsplit("/", 1)[1]: handler, METHOD_CONTROL.rsplit("/", 1)[1]: control}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         port = self._server.add_insecure_port(f"{self._host}:0")
@@ -147,9 +145,10 @@ class WorkerChannel:
                 self._streams.pop(request_id, None)
                 self._engine.abort(request_id)
 
-    async def _control_call(self, message: bytes, context: Any) -> object:
+    async def _control_call(self, message: bytes, context: Any) -> bytes:
         await self._authenticate(context)
-        return await self._control(pickle.loads(message))
+        # Not by a serializer of the handler's: gRPC turns an answer that is text into bytes before it asks one.
+        return pickle.dumps(await self._control(pickle.loads(message)))
 
     async def _authenticate(self, context: Any) -> None:
         # Before the first message is read: commands are pickles, and only a holder of the token may send one.
