@@ -64,6 +64,7 @@ class AdapterManager:
         self._model = model
         self._announced = announced
         self._lock = asyncio.Lock()
+        self._refusals: set[tuple[str, LoadAdapter]] = set()  # (epoch, call): read again only when somebody loads anew
 
     async def load(self, name: str, folder: str, *, replaces: bool) -> bytes:
         """Returns the content's digest once every worker has it. Raises InvalidRequestError for what cannot be loaded,
@@ -76,6 +77,7 @@ class AdapterManager:
                 raise InvalidRequestError(
                     f"an adapter is loaded under the name {name!r}; load_inplace replaces it", param="lora_name"
                 )
+            self._refusals.clear()
             digest: bytes | None = None
             for worker in self._control.members:
                 answer = await self._control.call(worker, LoadAdapter(name, folder, digest))
@@ -121,11 +123,15 @@ class AdapterManager:
                         await self._give(worker, LoadAdapter(name, wanted.folder, digest))
 
     async def _give(self, worker: WorkerInfo, call: LoadAdapter) -> None:
+        if (worker.epoch, call) in self._refusals:
+            return
         try:
             answer = await self._control.call(worker, call)
         except UnavailableError as error:
-            answer = error.message
+            logger.warning("%s has no adapter %r yet: %s", worker.worker_id, call.name, error.message)
+            return
         if not isinstance(answer, bytes):
+            self._refusals.add((worker.epoch, call))
             logger.warning("%s has no adapter %r: %s", worker.worker_id, call.name, answer)
 
     async def _until(self, is_known: Callable[[], bool]) -> None:

@@ -117,9 +117,6 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
     async def count_workers() -> int:
         return router.num_workers
 
-    async def purge_user(user_hash: bytes) -> int:
-        return await control.call_all(PurgeUser(user_hash))
-
     http_config = _http_config(config)
     http_app = build_http_app(
         core,
@@ -131,7 +128,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
         is_draining=is_draining,
         extra_routes=[
             *PromptRoutes(catalog, prompts.watch, http_config, on_change=warmer.sync).routes(),
-            *CacheRoutes(core, purge_user).routes(),
+            *_cache_routes(core, control).routes(),
             *InspectionRoutes(inspector).routes(),
             *AdapterRoutes(adapters, http_config).routes(),
         ],
@@ -139,10 +136,20 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
     identity_headers = IdentityHeaders(config.trusted_proxies, config.identity_headers)
     grpc_config = _grpc_config(config, authenticator)
     grpc_server = build_grpc_server(core, authenticator, grpc_config, identity_headers, is_draining)
-    tasks = [asyncio.create_task(warmer.run()), asyncio.create_task(adapters.run())]
+    going_on = [warmer.run()]
+    if config.lora_dir is not None:
+        going_on.append(adapters.run())
     if sentinel is not None:
-        tasks.append(asyncio.create_task(sentinel.run()))
-    return GatewayParts(http_app, grpc_server, router, pool, drain_notice, tuple(tasks))
+        going_on.append(sentinel.run())
+    tasks = tuple(asyncio.create_task(one) for one in going_on)
+    return GatewayParts(http_app, grpc_server, router, pool, drain_notice, tasks)
+
+
+def _cache_routes(core: ServingCore, control: ControlClient) -> CacheRoutes:
+    async def purge_user(user_hash: bytes) -> int:
+        return await control.call_all(PurgeUser(user_hash))
+
+    return CacheRoutes(core, purge_user)
 
 
 def _sentinel(

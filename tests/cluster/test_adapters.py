@@ -124,6 +124,11 @@ async def test_a_new_worker_is_given_the_content_that_was_meant_or_nothing(tmp_p
     await adapters.sync()
     assert dict(workers.members[-1].adapters) == {}
     assert dict(announced) == {}
+    num_calls = len(workers.calls)
+    await adapters.sync()
+    assert len(workers.calls) == num_calls, "files that were refused are not read again every second"
+    await adapters.load("poet", "/adapters/poet", replaces=True)
+    assert dict(announced) == {"poet": b"somebody changed the files"}
 
 
 Post = Callable[..., Awaitable[httpx.Response]]
