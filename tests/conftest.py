@@ -6,10 +6,14 @@ Also says what `pytest -n` may run side by side: files, but never two of the clu
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from cluster.prompts.sandbox import TemplateSandbox
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -35,3 +39,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "tests/e2e" if file.startswith("tests/e2e/") else file
 
     return OneClusterAtATime(config, log)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[TemplateSandbox]:
+    """A process that renders templates: one for a file of tests, since it takes a second to start."""
+    from cluster.prompts.sandbox import TemplateSandbox
+
+    sandbox = TemplateSandbox()
+    yield sandbox
+    sandbox.close()

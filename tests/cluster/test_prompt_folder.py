@@ -1,6 +1,5 @@
 """Templates that an operator keeps as files come and go with the files."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ pytestmark = pytest.mark.weights
 
 ACME = TenantId("acme")
 WORDS = "You are the polite and patient assistant of a shop that sells furniture of every kind. " * 2
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[TemplateSandbox]:
-    sandbox = TemplateSandbox()
-    yield sandbox
-    sandbox.close()
 
 
 @pytest.fixture

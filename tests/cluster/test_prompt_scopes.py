@@ -3,7 +3,6 @@
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -25,13 +24,6 @@ STATIC = "You are the polite and patient assistant of a shop that sells furnitur
 RULES = "These are the rules of the house: never shout, never lie, never leave early, never sleep. " * 3
 SOURCE = STATIC + "The product is {{ product }}. " + RULES + "The user is called {{ name }}. " + RULES
 WIDE = (Scope.PUBLIC, Scope.TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[TemplateSandbox]:
-    sandbox = TemplateSandbox()
-    yield sandbox
-    sandbox.close()
 
 
 @pytest.fixture

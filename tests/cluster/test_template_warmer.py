@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -50,13 +49,6 @@ class PinningWorkers:
         keys = [key for request in call.requests for key in request.block_keys]
         pinned += [key for key in keys if key not in pinned]
         return len(keys)
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[TemplateSandbox]:
-    sandbox = TemplateSandbox()
-    yield sandbox
-    sandbox.close()
 
 
 @pytest.fixture

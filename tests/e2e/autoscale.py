@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import ray
 from chaos_load import Load, Outcome, answer_alone, ends_of, faults_of, make_questions, wait_for
-from e2e_server import free_port
 from ray import serve
+from serve_application import serve_settings
 from three_nodes import Observer
 
-from cache_service.embedded import EmbeddedRedis
-from cluster.api.secret import load_or_create_secret
 from cluster.app import APP_NAME, build_app
 from cluster.config import ClusterConfig
 
@@ -61,39 +55,10 @@ async def run(url: str) -> dict[str, Any]:
 def main() -> None:
     # Serve's own defaults are 10 s each.
     os.environ["RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "2"
-    state_dir = Path(tempfile.mkdtemp(prefix="autoscale-"))
-    redis = EmbeddedRedis(supervise=True)
-    redis.start()
-    url_file = state_dir / "redis.url"
-    url_file.write_text(redis.url)
-    config = ClusterConfig(
-        http_port=free_port(),
-        grpc_port=free_port(),
-        workers=1,
-        max_workers=2,
-        upscale_delay_s=3,
-        downscale_delay_s=5,
-        threads=1,
-        kv_memory_gib=0.25,
-        state_dir=state_dir,
-        redis_url_file=url_file,
-    )
-    load_or_create_secret(config.secret_path)
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=128 << 20,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    try:
-        serve.start(proxy_location="Disabled")
+    with serve_settings("autoscale") as settings:
+        config = ClusterConfig(**settings, workers=1, max_workers=2, upscale_delay_s=3, downscale_delay_s=5)
         serve.run(build_app(config), name=APP_NAME, route_prefix=None)
         print(json.dumps(asyncio.run(run(f"http://127.0.0.1:{config.http_port}"))), flush=True)
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        redis.stop()
 
 
 if __name__ == "__main__":

@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import ray
 from chaos_load import Load, answer_alone, ends_of, make_questions, wait_for
-from e2e_server import free_port
-from ray import serve
 from scale_down import deploy
+from serve_application import serve_settings
 from three_nodes import Observer
-
-from cache_service.embedded import EmbeddedRedis
-from cluster.api.secret import load_or_create_secret
 
 LIMIT_PER_MIN = 5
 
@@ -42,36 +34,10 @@ async def run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    state_dir = Path(tempfile.mkdtemp(prefix="redeploy-"))
-    redis = EmbeddedRedis(supervise=True)
-    redis.start()
-    url_file = state_dir / "redis.url"
-    url_file.write_text(redis.url)
-    settings = {
-        "http_port": free_port(),
-        "grpc_port": free_port(),
-        "workers": 1,
-        "threads": 1,
-        "kv_memory_gib": 0.25,
-        "state_dir": str(state_dir),
-        "redis_url_file": str(url_file),
-    }
-    load_or_create_secret(state_dir / "cluster.api.secret")
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=128 << 20,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    try:
-        serve.start(proxy_location="Disabled")
+    with serve_settings("redeploy") as settings:
+        settings["workers"] = 1
         deploy(settings, 1)
         print(json.dumps(asyncio.run(run(settings))), flush=True)
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        redis.stop()
 
 
 if __name__ == "__main__":

@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import ray
 from chaos_load import Load, answer_alone, ends_of, faults_of, make_questions, wait_for
-from e2e_server import free_port
-from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
+from serve_application import serve_settings
 from three_nodes import Observer
-
-from cache_service.embedded import EmbeddedRedis
-from cluster.api.secret import load_or_create_secret
 
 NUM_REQUESTS, CONCURRENCY = 120, 12
 
@@ -67,36 +59,10 @@ async def run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    state_dir = Path(tempfile.mkdtemp(prefix="scale-down-"))
-    redis = EmbeddedRedis(supervise=True)
-    redis.start()
-    url_file = state_dir / "redis.url"
-    url_file.write_text(redis.url)
-    settings = {
-        "http_port": free_port(),
-        "grpc_port": free_port(),
-        "workers": 2,
-        "threads": 1,
-        "kv_memory_gib": 0.25,
-        "state_dir": str(state_dir),
-        "redis_url_file": str(url_file),
-    }
-    load_or_create_secret(state_dir / "cluster.api.secret")
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=128 << 20,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    try:
-        serve.start(proxy_location="Disabled")
+    with serve_settings("scale-down") as settings:
+        settings["workers"] = 2
         deploy(settings, 2)
         print(json.dumps(asyncio.run(run(settings))), flush=True)
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        redis.stop()
 
 
 if __name__ == "__main__":

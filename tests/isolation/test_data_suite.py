@@ -6,7 +6,6 @@ Runs on the sample in tests/isolation/data; `make data-suite` runs the same on t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -46,13 +45,6 @@ def data(request: pytest.FixtureRequest) -> PromptData:
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}")
     return PromptData(folder)
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[TemplateSandbox]:
-    sandbox = TemplateSandbox()
-    yield sandbox
-    sandbox.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The tables in docs/templates.md, made again from hits that an engine's cache really gave."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +95,6 @@ POLICIES: dict[str, dict[str, object]] = {
     **{f"`{share.value}`": {"share": share.value} for share in Share},
     "`variables`, declared public": {"share": "variables", "public": True, "is_operator": True},
 }
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[TemplateSandbox]:
-    sandbox = TemplateSandbox()
-    yield sandbox
-    sandbox.close()
 
 
 def observe(rig: PromptRig, make_writer: Ask, make_reader: Ask, share: Share | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -120,13 +120,6 @@ class Service:
         usage = response.json()["usage"]
         details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
         return int(details["cached_tokens"]) // BLOCK_SIZE
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[TemplateSandbox]:
-    sandbox = TemplateSandbox()
-    yield sandbox
-    sandbox.close()
 
 
 @pytest.fixture
