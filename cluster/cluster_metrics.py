@@ -48,9 +48,9 @@ def _worker_gauges(workers: tuple[WorkerStats, ...]) -> Iterator[Metric]:
         ("watchword_worker_up", "1 while heartbeats come", lambda worker: int(worker.is_live)),
         ("watchword_worker_quarantined", "1 after an isolation violation", lambda worker: int(is_quarantined(worker))),
         ("watchword_worker_draining", "1 while it takes no new work", lambda worker: int(worker.is_draining)),
-        ("watchword_requests_running", "Sequences in the engine's batch", lambda worker: _said(worker, "num_running")),
-        ("watchword_requests_waiting", "Sequences not yet admitted", lambda worker: _said(worker, "num_waiting")),
-        ("watchword_kv_blocks_free", "KV blocks free or evictable", lambda worker: _said(worker, "num_free_blocks")),
+        ("watchword_requests_running", "Sequences in the engine's batch", lambda worker: _says(worker, "num_running")),
+        ("watchword_requests_waiting", "Sequences not yet admitted", lambda worker: _says(worker, "num_waiting")),
+        ("watchword_kv_blocks_free", "KV blocks free or evictable", lambda worker: _says(worker, "num_free_blocks")),
         ("watchword_decode_step_seconds", "Smoothed", lambda worker: _said(worker, "decode_step_s")),
         ("watchword_prefill_tokens_per_second", "Smoothed", lambda worker: _said(worker, "prefill_tokens_per_s")),
     )
@@ -77,6 +77,11 @@ def _violations(workers: tuple[WorkerStats, ...]) -> Metric:
         count = counters.get("isolation_violations", 0) + counters.get("checksum_failures", 0)
         family.add_metric([worker.worker_id], count)
     return family
+
+
+def _says(worker: WorkerStats, field: str) -> float:
+    """What is so now: nothing runs on a worker that has fallen silent, whatever its last word was."""
+    return _said(worker, field) if worker.is_heard else 0.0
 
 
 def _said(worker: WorkerStats, field: str) -> float:

@@ -107,10 +107,11 @@ class Registry:
             del self._records[record.info.worker_id]
         return silent
 
+    def is_heard(self, record: WorkerRecord, now_s: float) -> bool:
+        return now_s - record.last_seen_s <= self._config.heartbeat_ttl_s
+
     def is_live(self, record: WorkerRecord, now_s: float) -> bool:
-        return (
-            now_s - record.last_seen_s <= self._config.heartbeat_ttl_s and not record.is_draining and record.is_healthy
-        )
+        return self.is_heard(record, now_s) and not record.is_draining and record.is_healthy
 
     def eligible(self, query: RouteQuery, now_s: float) -> list[WorkerRecord]:
         """Live workers that can serve `query`, whether or not they have room or their circuit is closed."""

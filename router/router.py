@@ -392,4 +392,5 @@ class Router:
             prefill_tokens_per_s=candidate.prefill_tokens_per_s,
             last_seen_age_s=now_s - record.last_seen_s,
             snapshot=record.snapshot,
+            is_heard=self.registry.is_heard(record, now_s),
         )

@@ -38,6 +38,7 @@ class WorkerStats:
     prefill_tokens_per_s: float
     last_seen_age_s: float
     snapshot: WorkerSnapshot | None = None  # the worker's own last word
+    is_heard: bool = True  # False: it has fallen silent, and its last word describes the past
 
 
 @dataclass(frozen=True, slots=True)

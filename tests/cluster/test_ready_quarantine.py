@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,30 @@ def test_violations_and_quarantine_are_metrics() -> None:
     text = metrics.render().decode()
     assert 'watchword_isolation_violations_total{worker="w0"} 3.0' in text
     assert 'watchword_worker_quarantined{worker="w0"} 1.0' in text
+
+
+def test_what_a_worker_ran_before_it_fell_silent_runs_no_more() -> None:
+    metrics, collector = GatewayMetrics(), ClusterCollector()
+    metrics.registry.register(collector)
+    heard = stats(replace(snapshot(), num_running=3, num_waiting=2))
+    for said, running, waiting in (
+        (heard, 3.0, 2.0),
+        (replace(heard, workers=(replace(heard.workers[0], is_heard=False),)), 0.0, 0.0),
+    ):
+        collector.stats = said
+        text = metrics.render().decode()
+        assert f'watchword_requests_running{{worker="w0"}} {running}' in text
+        assert f'watchword_requests_waiting{{worker="w0"}} {waiting}' in text
+
+
+def test_a_worker_is_heard_while_its_heartbeats_come_also_when_it_takes_no_work() -> None:
+    config = RouterConfig()
+    registry = Registry(config)
+    registry.register(WorkerInfo(WorkerId("w0"), "e1", "address", "m", "n", 16, 100, 64, 512), 0.0)
+    record = registry.report(snapshot(is_draining=True), 1.0)
+    assert record is not None
+    assert (registry.is_heard(record, 1.5), registry.is_live(record, 1.5)) == (True, False)
+    assert not registry.is_heard(record, 1.1 + config.heartbeat_ttl_s)
 
 
 def test_a_batch_size_that_changed_is_what_the_router_plans_with() -> None:
