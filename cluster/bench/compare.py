@@ -16,13 +16,14 @@ from cluster.bench.workload import WorkloadName
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One server under one way of using it."""
+    """One server under one way of using it. `pid`: its first process, when it is to be stopped while others run."""
 
     name: str
     base_url: str
     api_key: str | None = None
     users: int = 12
     uses_templates: bool = False
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
