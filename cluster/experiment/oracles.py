@@ -101,12 +101,21 @@ def compare_with_solo(round_index: int, name: str, seen: Observation, solo: Obse
             return finding("choice", f"output token {index} was drawn under other settings", output_index=index)
     if seen.was_aborted:
         return None
+    if not _agree(seen.text, solo.text):
+        # Asked before the length: stop strings are looked for in the text, so a wrong text can end an answer.
+        return finding("text", "the same tokens became another text than alone")
     if len(made) != len(expected) or seen.finish_reason != solo.finish_reason:
         detail = f"{len(made)} tokens ending in {seen.finish_reason}, alone {len(expected)} in {solo.finish_reason}"
         return finding("length", detail, output_index=min(len(made), len(expected)))
     if seen.text != solo.text:
         return finding("text", "the same tokens became another text than alone")
     return None
+
+
+def _agree(one: str, other: str) -> bool:
+    """Equal as far as both go; an unfinished character at an end is no difference."""
+    one, other = one.rstrip("\ufffd"), other.rstrip("\ufffd")
+    return one.startswith(other) or other.startswith(one)
 
 
 def _logits_differ(mine: TokenTrace, alone: TokenTrace) -> bool:

@@ -46,7 +46,9 @@ class PlannedRequest:
     session: str | None = None  # conversation of the user's; None: the request names none
     region: str | None = None  # value of the registered template's shared variable; None: a raw request
     ignore_eos: bool = False
-    is_scrambled: bool = False  # sends the prompt's tokens in reverse: other content of the same length
+    reversed_after: int | None = (
+        None  # the prompt's tokens from here on are sent in reverse: other content, same length
+    )
 
     @property
     def owner(self) -> str:
@@ -137,7 +139,8 @@ class _Planner:
             stream=number % 2 == 0 if load.stream is None else load.stream,
             abort_after_tokens=rng.randint(1, 8) if aborts else None,
             session=f"conversation {number % load.num_sessions}" if load.num_sessions else None,
-            region=rng.choice(load.regions) if load.regions else None,
+            # In turn: two spellings of one region must meet, or a key without variables would not show.
+            region=load.regions[number % len(load.regions)] if load.regions else None,
             ignore_eos=load.ignore_eos,
             **sampling,
         )

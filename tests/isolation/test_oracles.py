@@ -28,6 +28,8 @@ def test_equal_runs_have_no_finding() -> None:
         ({"finish_reason": "stop"}, "length"),
         ({"tokens": TOKENS[:1]}, "delivery"),
         ({"text": "aB"}, "text"),
+        ({"text": "X", "engine_tokens": TOKENS[:1], "finish_reason": "stop"}, "text"),  # a wrong text met a stop string
+        ({"text": "a\ufffd", "engine_tokens": TOKENS[:1]}, "length"),  # cut within a character
         ({"error": "internal"}, "error"),
     ],
 )

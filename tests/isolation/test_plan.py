@@ -77,3 +77,9 @@ def test_wordings_by_name() -> None:
 
 def markers(plan: Plan) -> set[str]:
     return {request.marker for planned in plan.rounds for request in planned.requests}
+
+
+def test_every_round_holds_every_region_so_that_two_spellings_of_one_meet() -> None:
+    regions = ("north", "North", "south")
+    for planned in make_plan(7, 4, Workload(concurrency=3, num_fillers=0, regions=regions)).rounds:
+        assert {request.region for request in planned.requests} == set(regions)

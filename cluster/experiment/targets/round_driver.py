@@ -114,9 +114,13 @@ class RoundDriver:
             caller=CallerFields(user=planned.user, session_id=planned.session),
         )
         prepared = await self._core.prepare(_DELEGATE, given)
-        if not planned.is_scrambled:
+        if planned.reversed_after is None:
             return prepared
-        return replace(prepared, prompt=replace(prepared.prompt, token_ids=prepared.prompt.token_ids[::-1]))
+        kept, rest = (
+            prepared.prompt.token_ids[: planned.reversed_after],
+            prepared.prompt.token_ids[planned.reversed_after :],
+        )
+        return replace(prepared, prompt=replace(prepared.prompt, token_ids=kept + rest[::-1]))
 
     async def _serve(self, one: _Served, prepared: PreparedRequest) -> None:
         generation = one.generation = self._core.launch(prepared, one.request_id)
