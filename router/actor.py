@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cache_service.index_follower import IndexFollower
 from cache_service.prefix_index import InMemoryPrefixIndex
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 ROUTER_NAMESPACE = "watchword"
 _ASK_AGAIN_S = 0.2
+_NOMINAL_BYTES = 1 << 20  # Ray heeds where an actor should live only if it needs something
 
 
 def router_name(app_name: str) -> str:
@@ -113,9 +115,14 @@ def find_router(app_name: str) -> Any:
 
 
 def create_router(app_name: str, settings: RouterSettings) -> Any:
-    """The actor's handle; whoever comes first makes it. It outlives its maker and is restarted when it dies."""
+    """The actor's handle; whoever comes first makes it. It outlives its maker and is restarted when it dies.
+
+    It lives on its maker's node, or elsewhere once that one is gone. Left to itself Ray puts it on any node, and then
+    the loss of one that only has an engine takes the router from all gateways.
+    """
     actor_class = ray.remote(RouterActor)
     return actor_class.options(
+        scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
         name=router_name(app_name),
         namespace=ROUTER_NAMESPACE,
         lifetime="detached",
@@ -124,6 +131,7 @@ def create_router(app_name: str, settings: RouterSettings) -> Any:
         max_task_retries=0,
         max_concurrency=10_000,
         num_cpus=0,
+        memory=_NOMINAL_BYTES,
     ).remote(settings)
 
 

@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from chaos_load import Load, Outcome, answer_alone, ends_of, faults_of, make_questions, wait_for
+from observer import Observer
 from ray import serve
 from serve_application import serve_settings
-from three_nodes import Observer
 
 from cluster.app import APP_NAME, build_app
 from cluster.config import ClusterConfig

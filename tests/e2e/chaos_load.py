@@ -52,6 +52,7 @@ class Outcome:
     code: str = ""
     retry_after: str | None = None
     server_id: str = ""  # the server's own name for the request
+    worker: str = ""  # that it began on, where the server shows it
 
 
 @dataclass
@@ -71,6 +72,10 @@ class Load:
     max_tokens: int = 20
     outcomes: list[Outcome] = field(default_factory=list)
     streaming: set[int] = field(default_factory=set)
+
+    @property
+    def share_ended(self) -> float:
+        return sum(outcome.end != "running" for outcome in self.outcomes) / max(1, len(self.outcomes))
 
     async def run(
         self, questions: Sequence[Question], num_requests: int, concurrency: int, behaviour: Behaviour | None = None
@@ -111,6 +116,7 @@ class Load:
         try:
             async with session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers) as response:
                 outcome.server_id = response.headers.get("x-watchword-request-id", "")
+                outcome.worker = response.headers.get("x-watchword-worker", "")
                 if response.status != 200:
                     outcome.retry_after = response.headers.get("retry-after")
                     outcome.end, outcome.code = "error", (await response.json())["error"]["code"]
@@ -190,6 +196,12 @@ def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
 
 def ends_of(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return dict(Counter(f"{o.end}:{o.code}" if o.code else o.end for o in outcomes))
+
+
+async def reach(load: Load, share: float, num_streaming: int) -> None:
+    """Until that share of the requests has ended and so many stream."""
+    while load.share_ended < share or len(load.streaming) < num_streaming:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
 async def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:

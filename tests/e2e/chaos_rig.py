@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,34 +16,10 @@ from pathlib import Path
 import psutil
 from chaos_load import Load, Outcome, Question, ends_of, faults_of, wait_for
 from e2e_server import Server
+from observer import GATEWAY, Metrics, Observer, num_client_connections
 from tcp_proxy import TcpProxy
 
-WORKER, GATEWAY, ROUTER = "ServeReplica:watchword:Worker", "ServeReplica:watchword:Gateway", "RouterActor"
 AUDIT = Path(__file__).with_name("audit_index.py")
-
-
-class Metrics:
-    """One scrape of /metrics."""
-
-    def __init__(self, text: str) -> None:
-        self._lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-
-    def values(self, name: str) -> dict[str, float]:
-        """Label text -> value."""
-        found = {}
-        for line in self._lines:
-            if line.startswith((name + " ", name + "{")):
-                labels, _, value = line[len(name) :].rpartition(" ")
-                found[labels] = float(value)
-        return found
-
-    def sum(self, name: str) -> float:
-        values = self.values(name)
-        assert values, f"{name} is not among the metrics"
-        return sum(values.values())
-
-    def router(self, event: str) -> float:
-        return self.values("watchword_router_total").get(f'{{event="{event}"}}', 0.0)
 
 
 @dataclass
@@ -58,11 +33,7 @@ class ChaosRig:
     report: list[str] = field(default_factory=list)
 
     def metrics(self) -> Metrics:
-        request = urllib.request.Request(
-            f"{self.server.url}/metrics", headers={"Authorization": f"Bearer {self.operator}"}
-        )
-        with urllib.request.urlopen(request, timeout=20) as response:
-            return Metrics(response.read().decode())
+        return Observer(self.server.url, self.operator).metrics()
 
     def processes(self, fragment: str) -> list[psutil.Process]:
         return self.server.find(fragment)
@@ -81,31 +52,12 @@ class ChaosRig:
             metrics = self.metrics()
         except OSError as error:
             return f"no metrics: {error}"
-        left = []
-        for name in ("reservations", "queue_length", "requests_running", "requests_waiting"):
-            if (value := sum(metrics.values(f"watchword_{name}").values())) != 0:
-                left.append(f"{value:.0f} {name}")
-        up = {labels for labels, value in metrics.values("watchword_worker_up").items() if value}
-        for labels, free in metrics.values("watchword_kv_blocks_free").items():
-            if labels in up and free != self.free_blocks:
-                left.append(f"{self.free_blocks - free:.0f} blocks on {labels}")
-        if metrics.values("watchword_router_up") != {"": 1.0}:
-            left.append("no router")
-        num_clients = self._num_client_connections()
+        left = metrics.what_is_left(self.free_blocks)
+        ports = (self.server.http_port, self.server.grpc_port)
+        num_clients = num_client_connections(self.processes(GATEWAY), ports)
         if num_clients > 1:  # this scrape's own may be seen
             left.append(f"{num_clients} client connections")
         return ", ".join(left)
-
-    def _num_client_connections(self) -> int:
-        ports = (self.server.http_port, self.server.grpc_port)
-        found = 0
-        for gateway in self.processes(GATEWAY):
-            try:
-                connections = gateway.net_connections("tcp")
-            except psutil.Error:
-                continue
-            found += sum(c.status == psutil.CONN_ESTABLISHED and c.laddr.port in ports for c in connections)
-        return found
 
     async def check_aftermath(self) -> None:
         """Nothing is left behind and the index says what the workers hold."""

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 import psutil
 from chaos_load import MODEL, Behaviour, Load, wait_for
-from chaos_rig import GATEWAY, ROUTER, WORKER, ChaosRig
+from chaos_rig import ChaosRig
+from observer import GATEWAY, ROUTER, WORKER
 from tcp_proxy import TcpProxy
 
 CONCURRENCY = 24
@@ -33,16 +34,12 @@ async def harm(
     hits = 0.0
     for turn in range(num_times):
         share = (turn + 0.25) / num_times
-        await _until(lambda at=share: _share_ended(load) >= at, running)  # type: ignore[misc]
+        await _until(lambda at=share: load.share_ended >= at, running)  # type: ignore[misc]
         await _until(lambda: len(load.streaming) >= MIN_STREAMING, running)
         hits += await inject(load)
     outcomes = await running
     rig.judge(name, outcomes, hits)
     await rig.check_aftermath()
-
-
-def _share_ended(load: Load) -> float:
-    return sum(outcome.end != "running" for outcome in load.outcomes) / max(1, len(load.outcomes))
 
 
 async def _until(condition: Callable[[], bool], running: asyncio.Task[object]) -> None:
@@ -92,10 +89,10 @@ async def hang_router(rig: ChaosRig, num_requests: int) -> None:
         before = (await asyncio.to_thread(rig.metrics)).sum("watchword_local_routes_total")
         (router,) = rig.processes(ROUTER)
         router.suspend()
-        num_ended = _share_ended(load)
+        num_ended = load.share_ended
         try:
             await asyncio.sleep(8)
-            assert _share_ended(load) > num_ended, "nobody was answered while the router hung"
+            assert load.share_ended > num_ended, "nobody was answered while the router hung"
         finally:
             router.resume()
         after = [await asyncio.to_thread(rig.metrics) for _ in range(8)]  # of whichever gateway answers
@@ -135,11 +132,11 @@ async def slow_redis(rig: ChaosRig, num_requests: int, proxy: TcpProxy, delay_s:
     """Hits: requests that ended while Redis was slow."""
 
     async def inject(load: Load) -> float:
-        ended = _share_ended(load)
+        ended = load.share_ended
         proxy.delay_s = delay_s
         await asyncio.sleep(max(6.0, 2 * delay_s))
         proxy.delay_s = 0.0
-        return (_share_ended(load) - ended) * num_requests
+        return (load.share_ended - ended) * num_requests
 
     await harm(rig, f"Redis {delay_s:g} s away", num_requests, inject)
 

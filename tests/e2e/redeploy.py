@@ -11,9 +11,8 @@ import time
 from typing import Any
 
 from chaos_load import Load, answer_alone, ends_of, make_questions, wait_for
-from scale_down import deploy
-from serve_application import serve_settings
-from three_nodes import Observer
+from observer import Observer
+from serve_application import deploy, serve_settings
 
 LIMIT_PER_MIN = 5
 

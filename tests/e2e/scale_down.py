@@ -11,25 +11,11 @@ import json
 import time
 from typing import Any
 
-from chaos_load import Load, answer_alone, ends_of, faults_of, make_questions, wait_for
-from ray.serve.context import _get_global_client
-from ray.serve.schema import ServeDeploySchema
-from serve_application import serve_settings
-from three_nodes import Observer
+from chaos_load import Load, answer_alone, ends_of, faults_of, make_questions, reach, wait_for
+from observer import Observer
+from serve_application import deploy, serve_settings
 
 NUM_REQUESTS, CONCURRENCY = 120, 12
-
-
-def deploy(settings: dict[str, Any], num_workers: int) -> None:
-    """As a changed Serve configuration file does it: only the number of replicas differs."""
-    application = {
-        "name": "watchword",
-        "import_path": "cluster.app:build",
-        "route_prefix": None,
-        "args": settings,
-        "deployments": [{"name": "Worker", "num_replicas": num_workers}],
-    }
-    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
 
 
 async def run(settings: dict[str, Any]) -> dict[str, Any]:
@@ -39,21 +25,20 @@ async def run(settings: dict[str, Any]) -> dict[str, Any]:
     questions = await answer_alone(url, "", make_questions(8))
     load = Load(url, "")
     running = asyncio.create_task(load.run(questions, NUM_REQUESTS, CONCURRENCY))
-    while len(load.streaming) < 8:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await reach(load, 0.0, 8)
     num_streaming = len(load.streaming)
     started = time.monotonic()
     await asyncio.to_thread(deploy, settings, 1)
     await wait_for(lambda: observer.num_workers() == 1, 60, "a worker that takes no new work")
     drained_s = time.monotonic() - started
     outcomes = await running
-    await wait_for(lambda: observer.metric("watchword_reservations") == 0, 30, "the return of all places")
+    await wait_for(lambda: observer.metrics().sum("watchword_reservations") == 0, 30, "the return of all places")
     return {
         "requests": len(outcomes),
         "ends": ends_of(outcomes),
         "streaming_when_told": num_streaming,
         "out_of_service_after_s": round(drained_s, 1),
-        "moved": observer.metric('watchword_router_total{event="retries"}'),
+        "moved": observer.num_retries(),
         "faults": faults_of(outcomes)[:5],
     }
 

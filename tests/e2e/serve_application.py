@@ -12,9 +12,26 @@ from typing import Any
 import ray
 from e2e_server import free_port
 from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 
 from cache_service.embedded import EmbeddedRedis
 from cluster.api.secret import load_or_create_secret
+
+
+def deploy(settings: dict[str, Any], num_workers: int, options: dict[str, dict[str, Any]] | None = None) -> None:
+    """As a changed Serve configuration file does it. `options`: by deployment, what else the file says of it."""
+    deployments = {"Worker": {"num_replicas": num_workers}}
+    for name, said in (options or {}).items():
+        deployments[name] = deployments.get(name, {}) | said
+    application = {
+        "name": "watchword",
+        "import_path": "cluster.app:build",
+        "route_prefix": None,
+        "args": settings,
+        "deployments": [{"name": name, **said} for name, said in deployments.items()],
+    }
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
 
 
 @contextmanager

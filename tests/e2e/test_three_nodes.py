@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from script_run import run_script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(1200)]
 
 
 def test_a_killed_and_a_silent_node_cost_no_answer() -> None:
-    script = Path(__file__).with_name("three_nodes.py")
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=1100)
-    assert result.returncode == 0, result.stderr[-3000:]
-    found = json.loads(result.stdout.strip().splitlines()[-1])
+    (found,) = run_script("three_nodes.py", timeout_s=1100)
     assert found["faults"] == []
     assert found["ends"] == {"done": found["requests"]}, found
     assert found["hit_by_kill"] > 0, f"void: {found}"

@@ -12,14 +12,14 @@ import logging
 import os
 import signal
 import tempfile
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from chaos_load import Load, Question, answer_alone, ends_of, faults_of, make_questions, wait_for
+from chaos_load import Load, Question, answer_alone, ends_of, faults_of, make_questions, reach, wait_for
 from e2e_server import free_port
+from observer import GATEWAY, WORKER, Observer
 from ray import serve
 from ray.cluster_utils import Cluster
 
@@ -28,7 +28,6 @@ from cluster.api.secret import load_or_create_secret
 from cluster.app import APP_NAME, build_app
 from cluster.config import ClusterConfig
 
-WORKER, GATEWAY = "ServeReplica:watchword:Worker", "ServeReplica:watchword:Gateway"
 NUM_WORKERS, NUM_REQUESTS, CONCURRENCY = 3, 120, 16
 SILENCE_S = 14.0  # the streams to a silent worker end after 10 s
 
@@ -53,45 +52,28 @@ class Nodes:
         return [parent, *parent.children(recursive=True)]
 
 
-class Observer:
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def num_workers(self) -> int:
-        try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as response:
-                return int(response.headers["x-watchword-workers"])
-        except OSError:
-            return 0
-
-    def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as response:
-            lines = response.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
-
-
 async def run(nodes: Nodes, url: str, questions: list[Question]) -> dict[str, Any]:
     observer = Observer(url)
     load = Load(url, "")
     running = asyncio.create_task(load.run(questions, NUM_REQUESTS, CONCURRENCY))
     kill, cut = nodes.victims()[:2]
-    await _reach(load, 0.2)
-    retries = observer.metric('watchword_router_total{event="retries"}')
+    await reach(load, 0.2, 6)
+    retries = observer.num_retries()
     for process in nodes.processes(kill):  # a node that dies takes everything with it, not its raylet alone
         process.kill()
     nodes.cluster.remove_node(kill, allow_graceful=False)
     await asyncio.sleep(4)
-    hit_by_kill = observer.metric('watchword_router_total{event="retries"}') - retries
-    await _reach(load, 0.5)
+    hit_by_kill = observer.num_retries() - retries
+    await reach(load, 0.5, 6)
     stopped = nodes.processes(cut)
     for process in stopped:
         process.suspend()
     await asyncio.sleep(SILENCE_S)
-    hit_by_cut = observer.metric('watchword_router_total{event="retries"}') - retries - hit_by_kill
+    hit_by_cut = observer.num_retries() - retries - hit_by_kill
     for process in stopped:
         os.kill(process.pid, signal.SIGCONT)
     outcomes = await running
-    await wait_for(lambda: observer.metric("watchword_reservations") == 0, 30, "the return of all places")
+    await wait_for(lambda: observer.metrics().sum("watchword_reservations") == 0, 30, "the return of all places")
     return {
         "requests": len(outcomes),
         "ends": ends_of(outcomes),
@@ -100,12 +82,6 @@ async def run(nodes: Nodes, url: str, questions: list[Question]) -> dict[str, An
         "faults": faults_of(outcomes)[:5],
         "workers_left": observer.num_workers(),
     }
-
-
-async def _reach(load: Load, share: float) -> None:
-    """Until that share of the requests has ended and several stream."""
-    while sum(o.end != "running" for o in load.outcomes) < share * NUM_REQUESTS or len(load.streaming) < 6:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
 
 
 async def serve_and_run(nodes: Nodes, config: ClusterConfig) -> dict[str, Any]:
