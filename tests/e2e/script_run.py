@@ -14,4 +14,6 @@ def run_script(name: str, timeout_s: float) -> list[dict[str, Any]]:
     script = Path(__file__).with_name(name)
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=timeout_s)
     assert result.returncode == 0, result.stderr[-3000:]
-    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"')]
+    lines = [line for line in result.stdout.splitlines() if line.startswith('{"')]
+    print("\n".join(lines))
+    return [json.loads(line) for line in lines]
