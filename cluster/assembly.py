@@ -82,7 +82,7 @@ async def build_gateway_parts(config: ClusterConfig, app_name: str, deployed_uni
     settings = router_settings(config, secret, deployed_unix_s)
     await ensure_router(app_name, settings)
     fallback = FallbackRouter(FallbackConfig(num_gateways=config.gateways), settings)
-    router = RemoteRouter(app_name, fallback=fallback)
+    router = RemoteRouter(app_name, token, fallback=fallback)
     router.start()
     worker = await router.first_worker()
     pool = WorkerPool(lambda address, epoch: WorkerClient(address, token, epoch))
@@ -217,6 +217,8 @@ def router_settings(config: ClusterConfig, secret: bytes, deployed_unix_s: float
         policy=config.routing_policy,
         redis_url_file=config.redis_url_file,
         index_namespace=config.index_namespace,
+        secret_file=config.secret_path,
+        channel_host=config.worker_host,
         tenant_limits=tuple(
             (identity(secret, "tenant", tenant), _limits_of(share, limits))
             for tenant, share in sorted(config.tenants.items())

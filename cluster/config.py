@@ -62,7 +62,9 @@ class ClusterConfig(BaseModel):
     http_port: int = Field(8000, ge=0, le=65535, description="port of the OpenAI API; 0: any free one")
     grpc_port: int = Field(9000, ge=0, le=65535, description="port of the gRPC API; 0: any free one")
     gateways: int = Field(1, ge=1, le=256, description="gateway replicas")
-    worker_host: str = Field("127.0.0.1", description="where workers listen; 'node': their Ray node's address")
+    worker_host: str = Field(
+        "127.0.0.1", description="where workers and the router listen; 'node': their Ray node's address"
+    )
 
     # Who may ask
     keys_file: Path | None = Field(None, description="API keys; default: keys.json in the state folder, if it exists")

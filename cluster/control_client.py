@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import grpc
 
-from cluster.api.channel import EPOCH_METADATA, METHOD_CONTROL, TOKEN_METADATA, ControlCall
+from cluster.api.channel import METHOD_CONTROL, ControlCall
 from cluster.api.errors import UnavailableError
+from cluster.api.stream import pass_of
 from cluster.api.worker_state import WorkerInfo
 
 CALL_TIMEOUT_S = 60.0
@@ -46,7 +47,7 @@ class ControlClient:
 
     async def call(self, worker: WorkerInfo, call: ControlCall) -> Any:
         """The worker's answer. Raises UnavailableError when it cannot be reached or refuses."""
-        metadata = ((TOKEN_METADATA, self._token), (EPOCH_METADATA, worker.epoch))
+        metadata = pass_of(self._token, worker.epoch)
         async with grpc.aio.insecure_channel(worker.replica_id) as channel:
             method = channel.unary_unary(METHOD_CONTROL, request_serializer=pickle.dumps)
             try:

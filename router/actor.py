@@ -1,4 +1,7 @@
-"""The router as a Ray actor: one per application, found by name, restarted by Ray, rebuilt from Redis and workers."""
+"""The router as a Ray actor: one per application, found by name, restarted by Ray, rebuilt from Redis and workers.
+
+Workers' heartbeats and rare questions are calls to the actor; placements go over its own stream (router/channel.py).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cache_service.index_follower import IndexFollower
 from cache_service.prefix_index import InMemoryPrefixIndex
 from cache_service.redis_index import IndexSettings
-from cluster.api.ids import WorkerId
-from cluster.api.routing import RouteDecision, RouteQuery
+from cluster.api.errors import UnavailableError
+from cluster.api.ids import WorkerId, new_epoch
+from cluster.api.router_channel import RouterAddress
+from cluster.api.secret import channel_token
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
-from router.circuit import FailureKind
+from router.channel import RouterChannel
 from router.policies.catalog import make_policy
 from router.router import Router
 from router.settings import RouterSettings
@@ -35,7 +40,7 @@ def router_name(app_name: str) -> str:
 
 
 class RouterActor:
-    """Thin shell: every decision is the plain Router's. Async, so that waiting requests cost no thread."""
+    """Thin shell: every decision is the plain Router's. Async: all of it on one event loop."""
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
@@ -54,28 +59,24 @@ class RouterActor:
             index = IndexSettings(settings.index_namespace)
             self._follower = IndexFollower(url, index, self._index, self._snapshot_wanted.add)
         self._task: asyncio.Task[None] | None = None
+        self._epoch = new_epoch()
+        self._channel = self._make_channel()
+        self._address: str | None = None
+        self._opening = asyncio.Lock()
 
     async def settings(self) -> RouterSettings:
         """What it was made with."""
         return self._settings
 
-    async def route(self, query: RouteQuery) -> RouteDecision:
+    async def channel(self) -> RouterAddress:
+        """Where gateways ask for placements. Listens from the first call on, since a constructor has no event loop."""
         self._follow()
-        return await self._router.route(query)
-
-    async def notes(self, notes: list[tuple[str, tuple[Any, ...]]]) -> None:
-        """Batched fire-and-forget calls of a gateway, in order."""
-        for name, args in notes:
-            match name:
-                case "first_token":
-                    self._router.first_token(*args)
-                case "release":
-                    self._router.release(*args)
-                case "withdraw":
-                    self._router.withdraw(*args)
-                case "worker_failed":
-                    worker_id, epoch = args
-                    self._router.worker_failed(worker_id, epoch, FailureKind.CONNECT)
+        if self._channel is None:
+            raise UnavailableError("this router was made without the cluster secret")
+        async with self._opening:
+            if self._address is None:
+                self._address = await self._channel.start()
+        return RouterAddress(self._address, self._epoch)
 
     async def register(self, info: WorkerInfo) -> None:
         self._router.register(info)
@@ -103,6 +104,14 @@ class RouterActor:
     async def num_indexed_blocks(self) -> int:
         return self._index.num_blocks
 
+    def _make_channel(self) -> RouterChannel | None:
+        settings = self._settings
+        if settings.secret_file is None:
+            return None
+        host = ray.util.get_node_ip_address() if settings.channel_host == "node" else settings.channel_host
+        token = channel_token(settings.secret_file.read_bytes().strip())
+        return RouterChannel(self._router, token, self._epoch, host)
+
     def _follow(self) -> None:
         """Starts reading the index with the first call, since a constructor has no event loop."""
         if self._follower is not None and self._task is None:
@@ -129,7 +138,6 @@ def create_router(app_name: str, settings: RouterSettings) -> Any:
         get_if_exists=True,
         max_restarts=-1,
         max_task_retries=0,
-        max_concurrency=10_000,
         num_cpus=0,
         memory=_NOMINAL_BYTES,
     ).remote(settings)

@@ -17,7 +17,6 @@ from cluster.api.errors import (
     DeadlineExceededError,
     OverloadedError,
     RateLimitedError,
-    RequestAbortedError,
     UnavailableError,
 )
 from cluster.api.ids import BlockKey, RequestId, WorkerId
@@ -89,7 +88,6 @@ class Router:
         self.admission = Admission(self.config.admission, tenant_limits)
         self._affinity = Affinity(self.config.affinity_ttl_s, self.config.max_affinity_keys)
         self._futures: dict[Waiting, asyncio.Future[RouteDecision]] = {}
-        self._entries: dict[RequestId, Entry[Waiting]] = {}  # of those that wait
         self.counters = Counters()
 
     # -- the request path ------------------------------------------------------------------------------------------
@@ -99,6 +97,7 @@ class Router:
 
         The same request asked twice gets the same place, unless that worker is among `excluded` or gone. A query with
         `excluded` or `numerics` is a retry: it is not charged again and waits ahead of fresh ones.
+        Cancelling it while it waits leaves no place behind.
         Raises RateLimitedError, OverloadedError, DeadlineExceededError or UnavailableError.
         """
         now_s = self._clock()
@@ -139,15 +138,6 @@ class Router:
         now_s = self._clock()
         if self._is_placed_on(request_id, worker_id) and self.reservations.release(request_id, now_s) is not None:
             self._serve_queue(now_s)
-
-    def withdraw(self, request_id: RequestId) -> None:
-        """The caller of `route` no longer waits for its answer, whether or not there is one already."""
-        entry = self._entries.pop(request_id, None)
-        if entry is not None and (future := self._futures.pop(entry.item, None)) is not None:
-            self.counters.num_aborted_waiting += 1
-            self.admission.queue.remove(entry)
-            future.set_exception(RequestAbortedError("the request was withdrawn while it waited for a worker"))
-        self.release(request_id)
 
     # -- what workers and gateways tell ----------------------------------------------------------------------------
 
@@ -247,7 +237,6 @@ class Router:
     async def _wait(self, entry: Entry[Waiting], now_s: float) -> RouteDecision:
         waiting = entry.item
         future = self._futures[waiting] = asyncio.get_running_loop().create_future()
-        self._entries[waiting.query.request_id] = entry
         is_delivered = False
         try:
             if not self.registry.eligible(waiting.query, now_s):
@@ -263,8 +252,6 @@ class Router:
             raise
         finally:
             self._futures.pop(waiting, None)
-            if self._entries.get(waiting.query.request_id) is entry:
-                del self._entries[waiting.query.request_id]
             self.admission.queue.remove(entry)
             if not future.done():
                 future.cancel()

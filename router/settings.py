@@ -12,13 +12,15 @@ from router.config import RouterConfig, TenantLimits
 class RouterSettings:
     """`tenant_limits` are by tenant hash. `deployed_unix_s` orders deployments: of two, the later one's settings count.
 
-    Holds the path of a secret (the Redis URL), never the secret.
+    Holds paths of secrets, never secrets. Without `secret_file` it answers no gateway.
     """
 
     config: RouterConfig = field(default_factory=RouterConfig)
     policy: str = "watchword"
     redis_url_file: Path | None = None
     index_namespace: str = "watchword"
+    secret_file: Path | None = None
+    channel_host: str = "127.0.0.1"  # "node": the address of the Ray node that it runs on
     tenant_limits: tuple[tuple[bytes, TenantLimits], ...] = ()
     deployed_unix_s: float = 0.0
 

@@ -7,7 +7,6 @@ aborts what it had submitted, so a lost gateway leaves no request behind.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,11 +15,9 @@ from typing import Any, Protocol
 import grpc
 
 from cluster.api.channel import (
-    EPOCH_METADATA,
     METHOD_CONTROL,
     METHOD_OPEN,
     SERVICE,
-    TOKEN_METADATA,
     Abort,
     Command,
     ControlCall,
@@ -31,20 +28,9 @@ from cluster.api.errors import InternalError, UnavailableError, WatchwordError
 from cluster.api.ids import RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
+from cluster.api.stream import SERVER_OPTIONS, is_epoch, is_token
 
 logger = logging.getLogger(__name__)
-
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-)
 
 
 class ServedEngine(Protocol):
@@ -97,7 +83,7 @@ class WorkerChannel:
     async def start(self) -> str:
         """Listens on a free port of `host`; returns the address."""
         self._loop = asyncio.get_running_loop()
-        self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(
             self._open, request_deserializer=bytes, response_serializer=pickle.dumps
         )
@@ -152,11 +138,10 @@ class WorkerChannel:
 
     async def _authenticate(self, context: Any) -> None:
         # Before the first message is read: commands are pickles, and only a holder of the token may send one.
-        metadata = dict(context.invocation_metadata() or ())
-        token = str(metadata.get(TOKEN_METADATA, ""))
-        if not hmac.compare_digest(token.encode(), self._token.encode()):
+        metadata = context.invocation_metadata()
+        if not is_token(metadata, self._token):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "channel token refused")
-        if metadata.get(EPOCH_METADATA) != self._epoch:
+        if not is_epoch(metadata, self._epoch):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker has restarted")
 
     async def _read(self, commands: AsyncIterator[bytes], stream: _Stream) -> None:

@@ -15,8 +15,6 @@ from cluster.api.request import Request
 SERVICE = "watchword.internal.WorkerChannel"
 METHOD_OPEN = f"/{SERVICE}/Open"
 METHOD_CONTROL = f"/{SERVICE}/Control"
-TOKEN_METADATA = "x-watchword-token"
-EPOCH_METADATA = "x-watchword-epoch"
 
 
 @dataclass(frozen=True, slots=True)

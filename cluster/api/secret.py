@@ -31,7 +31,7 @@ def load_or_create_secret(path: Path) -> bytes:
 
 
 def channel_token(secret: bytes) -> str:
-    """What a gateway shows a worker to be let in; derived, so that it says nothing about the secret."""
+    """What a gateway shows a worker or the router to be let in; derived, so that it says nothing about the secret."""
     return hmac.new(secret, b"watchword worker channel", sha256).hexdigest()
 
 

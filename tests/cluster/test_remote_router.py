@@ -12,12 +12,16 @@ import ray
 
 from cluster.api.errors import OverloadedError
 from cluster.api.ids import RequestId, WorkerId
+from cluster.api.router_channel import RouterAddress
 from cluster.api.routing import RouteDecision, RouteQuery
 from cluster.api.worker_state import WorkerInfo
 from cluster.remote_router import RemoteRouter
+from router.channel import RouterChannel
 
 DECISION = RouteDecision(WorkerId("by-router"), "e", "address", "n", 0)
 FALLBACK = WorkerId("w0")
+TOKEN = "token"
+SILENCE_S = 0.4
 
 
 def worker() -> WorkerInfo:
@@ -37,53 +41,90 @@ class _Method:
 
 
 class FakeActor:
-    """Answers like the router's actor; `mode` is what ails it."""
+    """The router's actor without Ray, its stream a real one; `mode` is what ails it."""
 
     def __init__(self) -> None:
         self.mode = "well"
         self.hang = asyncio.Event()
         self.queue = asyncio.Event()
         self.queue.set()
-        self.noted: list[tuple[str, tuple[Any, ...]]] = []
+        self.noted: list[tuple[str, ...]] = []
+        self.num_withdrawn = 0
         self.known = [(worker(), True)]
         self.error: Exception | None = None
-        self.route, self.members, self.notes = _Method(self._route), _Method(self._members), _Method(self._notes)
+        self.epoch = 0
+        self.streams: RouterChannel | None = None
+        self.channel, self.members = _Method(self._channel), _Method(self._members)
 
     def find(self, name: str) -> FakeActor:
         if self.mode == "unknown":
             raise ValueError("no such actor")
         return self
 
+    async def break_streams(self) -> None:
+        if self.streams is not None:
+            await self.streams.stop(0)
+            self.streams = None
+
     async def _ail(self) -> None:
         if self.mode == "dead":
             raise ray.exceptions.ActorDiedError()
+        if self.mode == "broken":
+            raise KeyError("a bug")
         if self.mode == "hangs":
             await self.hang.wait()
 
-    async def _route(self, asked: RouteQuery) -> RouteDecision:
+    async def _channel(self) -> RouterAddress:
         await self._ail()
-        await self.queue.wait()
-        if self.error is not None:
-            raise ray.exceptions.RayTaskError("route", "trace", self.error)
-        return DECISION
+        if self.streams is None:
+            self.epoch += 1
+            self.streams = RouterChannel(self, TOKEN, f"life-{self.epoch}", "127.0.0.1")
+            self._address = await self.streams.start()
+        return RouterAddress(self._address, f"life-{self.epoch}")
 
     async def _members(self) -> list[tuple[WorkerInfo, bool]]:
         await self._ail()
         return self.known
 
-    async def _notes(self, notes: list[tuple[str, tuple[Any, ...]]]) -> None:
-        self.noted += notes
+    async def route(self, asked: RouteQuery) -> RouteDecision:
+        try:
+            if self.mode == "hangs":
+                await self.hang.wait()
+            await self.queue.wait()
+        except asyncio.CancelledError:
+            self.num_withdrawn += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return DECISION
+
+    def first_token(self, request_id: RequestId, worker_id: WorkerId | None = None) -> None:
+        self.noted.append(("first_token", request_id, str(worker_id)))
+
+    def release(self, request_id: RequestId, worker_id: WorkerId | None = None) -> None:
+        self.noted.append(("release", request_id, str(worker_id)))
+
+    def worker_failed(self, worker_id: WorkerId, epoch: str, kind: str) -> None:
+        self.noted.append(("worker_failed", worker_id, epoch))
 
 
 @asynccontextmanager
-async def gateway(actor: FakeActor) -> AsyncIterator[RemoteRouter]:
-    router = RemoteRouter("app", actor.find)
+async def gateway(actor: FakeActor, token: str = TOKEN, *, watch_period_s: float = 0.2) -> AsyncIterator[RemoteRouter]:
+    router = RemoteRouter("app", token, actor.find, watch_period_s=watch_period_s, silence_s=SILENCE_S)
     router.start()
     await router.first_worker()
     try:
         yield router
     finally:
         await router.stop()
+        await actor.break_streams()
+
+
+async def by_router(router: RemoteRouter) -> None:
+    """Waits until the router decides again."""
+    async with asyncio.timeout(5.0):
+        while await router.route(query("again")) != DECISION:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_the_router_decides_while_it_answers() -> None:
@@ -92,9 +133,22 @@ async def test_the_router_decides_while_it_answers() -> None:
         assert await router.route(query()) == DECISION
         router.first_token(RequestId("r"), WorkerId("by-router"))
         router.release(RequestId("r"), WorkerId("by-router"))
+        router.worker_failed(WorkerId("by-router"), "e")
         await asyncio.sleep(0.1)
-    assert actor.noted == [("first_token", ("r", "by-router")), ("release", ("r", "by-router"))]
+        told = [
+            ("first_token", "r", "by-router"),
+            ("release", "r", "by-router"),
+            ("worker_failed", "by-router", "e"),
+        ]
+        assert actor.noted == told
     assert router.num_local_routes == 0
+
+
+async def test_news_of_the_last_moment_still_arrives() -> None:
+    actor = FakeActor()
+    async with gateway(actor) as router:
+        router.release(RequestId("r"), WorkerId("by-router"))
+    assert actor.noted == [("release", "r", "by-router")]
 
 
 async def test_waiting_in_the_routers_queue_is_no_reason_to_decide_alone() -> None:
@@ -102,7 +156,7 @@ async def test_waiting_in_the_routers_queue_is_no_reason_to_decide_alone() -> No
     actor.queue.clear()
     async with gateway(actor) as router:
         asked = asyncio.create_task(router.route(query()))
-        await asyncio.sleep(4.5)  # longer than the silence that counts as an outage
+        await asyncio.sleep(2 * SILENCE_S)  # longer than the silence that counts as an outage
         assert not asked.done()
         actor.queue.set()
         assert await asked == DECISION
@@ -112,32 +166,53 @@ async def test_a_hanging_router_is_given_up_in_bounded_time_and_found_again() ->
     actor = FakeActor()
     async with gateway(actor) as router:
         actor.mode = "hangs"
-        async with asyncio.timeout(6.0):
+        async with asyncio.timeout(5.0):
             assert (await router.route(query("a"))).worker_id == FALLBACK
         async with asyncio.timeout(0.05):  # from then on nobody waits
             assert (await router.route(query("b"))).worker_id == FALLBACK
         actor.mode = "well"
         actor.hang.set()
-        async with asyncio.timeout(5.0):
-            while await router.route(query("c")) != DECISION:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.1)
-        assert ("withdraw", ("a",)) in actor.noted  # else its place would wait for nobody
+        await by_router(router)
+        given_up = actor.num_withdrawn + actor.noted.count(("release", "a", "None"))
+        assert given_up == 1  # else its place would wait for nobody
+        assert actor.epoch == 1, "the stream had not broken"
 
 
-@pytest.mark.parametrize("mode", ["dead", "unknown"])
+@pytest.mark.parametrize("mode", ["dead", "unknown", "broken"])
 async def test_a_dead_router_costs_no_wait(mode: str) -> None:
     actor = FakeActor()
+    actor.queue.clear()
     async with gateway(actor) as router:
+        asked = asyncio.create_task(router.route(query()))
+        await asyncio.sleep(0.05)
         actor.mode = mode
-        async with asyncio.timeout(3.0):
-            while (await router.route(query())) == DECISION:  # "unknown" shows when the handle is looked up again
-                router._actor = None
+        await actor.break_streams()
+        async with asyncio.timeout(2.0):
+            assert (await asked).worker_id == FALLBACK
+            assert (await router.route(query("b"))).worker_id == FALLBACK
         assert router.num_workers == 1, "it goes on with the workers it knew"
         actor.mode = "well"
-        async with asyncio.timeout(3.0):
-            while await router.route(query()) != DECISION:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        actor.queue.set()
+        await by_router(router)
+        assert actor.epoch == 2
+
+
+async def test_a_broken_stream_to_a_living_router_is_mended_at_once() -> None:
+    actor = FakeActor()
+    async with gateway(actor, watch_period_s=60.0) as router:  # the watch alone would not notice
+        await actor.break_streams()
+        async with asyncio.timeout(5.0):
+            while actor.epoch == 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await by_router(router)
+
+
+async def test_a_gateway_that_is_not_let_in_places_alone_and_knows_the_workers() -> None:
+    actor = FakeActor()
+    async with gateway(actor, token="another") as router:
+        assert (await router.route(query())).worker_id == FALLBACK
+        await asyncio.sleep(0.3)
+        assert (await router.route(query("b"))).worker_id == FALLBACK
 
 
 async def test_a_client_that_leaves_the_queue_is_withdrawn() -> None:
@@ -149,7 +224,7 @@ async def test_a_client_that_leaves_the_queue_is_withdrawn() -> None:
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         await asyncio.sleep(0.1)
-    assert ("withdraw", ("gone",)) in actor.noted
+        assert actor.num_withdrawn == 1
 
 
 async def test_a_refusal_is_passed_on_and_is_no_outage() -> None:
@@ -166,5 +241,5 @@ async def test_a_router_that_has_just_come_back_does_not_empty_the_list_of_worke
     actor = FakeActor()
     async with gateway(actor) as router:
         actor.known = []
-        await asyncio.sleep(1.3)
+        await asyncio.sleep(0.5)
         assert router.num_workers == 1

@@ -18,8 +18,9 @@ from pathlib import Path
 import grpc
 import ray
 
-from cluster.api.channel import EPOCH_METADATA, METHOD_CONTROL, TOKEN_METADATA, AuditCache
+from cluster.api.channel import METHOD_CONTROL, AuditCache
 from cluster.api.secret import channel_token
+from cluster.api.stream import pass_of
 from cluster.api.worker_state import WorkerInfo
 from router.actor import ROUTER_NAMESPACE, router_name
 
@@ -32,10 +33,9 @@ def digest(prints: frozenset[bytes]) -> int:
 
 
 async def ask(worker: WorkerInfo, token: str) -> int:
-    metadata = ((TOKEN_METADATA, token), (EPOCH_METADATA, worker.epoch))
     async with grpc.aio.insecure_channel(worker.replica_id) as channel:
         method = channel.unary_unary(METHOD_CONTROL, request_serializer=pickle.dumps)
-        answer: int = pickle.loads(await method(AuditCache(), metadata=metadata, timeout=20))
+        answer: int = pickle.loads(await method(AuditCache(), metadata=pass_of(token, worker.epoch), timeout=20))
     return answer
 
 

@@ -38,6 +38,11 @@ class ChaosRig:
     def processes(self, fragment: str) -> list[psutil.Process]:
         return self.server.find(fragment)
 
+    async def measure_idle(self) -> None:
+        """Learns what an idle worker has free. Not at once: a worker's word is up to half a second old."""
+        await wait_for(lambda: not self.metrics().sum("watchword_requests_running"), 30, "idle workers")
+        self.free_blocks = max(self.metrics().values("watchword_kv_blocks_free").values())
+
     def is_whole(self) -> bool:
         """All processes are there and all workers take work."""
         try:
@@ -62,7 +67,10 @@ class ChaosRig:
     async def check_aftermath(self) -> None:
         """Nothing is left behind and the index says what the workers hold."""
         await wait_for(self.is_whole, 120, "the cluster being whole again")
-        await wait_for(lambda: not self.what_is_left(), 30, f"an empty cluster (left: {self.what_is_left()})")
+        try:
+            await wait_for(lambda: not self.what_is_left(), 30, "an empty cluster")
+        except AssertionError:
+            raise AssertionError(f"left behind: {self.what_is_left()}") from None
         audit = await asyncio.to_thread(self.audit)
         assert audit["differing"] == [], audit
 

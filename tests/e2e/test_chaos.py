@@ -59,7 +59,7 @@ async def rig(arena: Arena) -> ChaosRig:
     if arena.rig is None:
         questions = await answer_alone(arena.server.url, arena.delegate, make_questions(NUM_QUESTIONS))
         arena.rig = ChaosRig(arena.server, arena.operator, arena.delegate, questions)
-        arena.rig.free_blocks = max(arena.rig.metrics().values("watchword_kv_blocks_free").values())
+        await arena.rig.measure_idle()
     return arena.rig
 
 

@@ -15,7 +15,7 @@ async def rig(cluster) -> ChaosRig:
     server, keys = cluster.server, cluster.keys
     questions = await answer_alone(server.url, keys.delegate, make_questions(8))
     rig = ChaosRig(server, keys.operator, keys.delegate, questions)
-    rig.free_blocks = max(rig.metrics().values("watchword_kv_blocks_free").values())
+    await rig.measure_idle()
     return rig
 
 

@@ -17,6 +17,8 @@ from cache_service.events import Snapshot
 from cache_service.index_publisher import IndexPublisher
 from cache_service.redis_index import IndexSettings
 from cluster.api.ids import BlockKey, WorkerId
+from cluster.api.secret import channel_token
+from cluster.router_link import RouterLink
 from router.actor import RouterActor
 from router.settings import RouterSettings
 
@@ -65,25 +67,31 @@ async def test_200_000_blocks_are_known_again_within_3_s(redis_url: str, tmp_pat
     publishing = await fill(redis_url, contents)
     url_file = tmp_path / "redis.url"
     url_file.write_text(redis_url)
+    secret_file = tmp_path / "secret"
+    secret_file.write_text("s" * 32)
+    settings = RouterSettings(redis_url_file=url_file, index_namespace=NAMESPACE, secret_file=secret_file)
 
-    elapsed = [await rebuild(url_file, contents) for _ in range(3)]  # the least: others use this machine too
+    elapsed = [await rebuild(settings, contents) for _ in range(3)]  # the least: others use this machine too
     print(f"rebuilt in {min(elapsed):.2f} s")
     for task in publishing:
         task.cancel()
     assert min(elapsed) < 3.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-async def rebuild(url_file: Path, contents: dict[WorkerId, tuple[BlockKey, ...]]) -> float:
+async def rebuild(settings: RouterSettings, contents: dict[WorkerId, tuple[BlockKey, ...]]) -> float:
     """Seconds from the start to the first placement that knows everything."""
     started = time.monotonic()
     # What Ray does after a crash: the same arguments again.
-    actor = RouterActor(RouterSettings(redis_url_file=url_file, index_namespace=NAMESPACE))
+    actor = RouterActor(settings)
     hearts = [asyncio.create_task(beat(actor, worker_id)) for worker_id in contents]
     async with asyncio.timeout(60):
         while (await actor.num_indexed_blocks()) < NUM_WORKERS * BLOCKS_PER_WORKER:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        decision = await actor.route(query("r", 64 * 16 + 1, block_keys=contents[WorkerId("w2")][:64]))
+        link = RouterLink(await actor.channel(), channel_token(b"s" * 32))
+        decision = await link.route(query("r", 64 * 16 + 1, block_keys=contents[WorkerId("w2")][:64]))
     elapsed = time.monotonic() - started
+    await link.close()
+    assert decision is not None
     assert (decision.worker_id, decision.num_matched_blocks) == ("w2", 64)
     indexed = await actor.indexed()
     assert {worker_id: len(prints) for worker_id, prints in indexed.items()} == dict.fromkeys(
