@@ -26,8 +26,8 @@ HEAD = "head"
 PORTS = HTTP_PORT, GRPC_PORT = 8000, 9000
 REDIS_PORT, RAY_PORT = 6380, 6379
 URL = f"http://127.0.0.1:{HTTP_PORT}"
-# Ray's own are 3 s, 10 s and 5: a node that is cut off counts as dead after about a minute. Here after 16 to 24 s.
-HEALTH_CHECKS = {"period_ms": 2_000, "timeout_ms": 4_000, "failure_threshold": 4}
+# Ray's own are 3 s, 10 s and 5: a node that is cut off counts as dead after about a minute. Here after 40 s.
+HEALTH_CHECKS = {"period_ms": 2_000, "timeout_ms": 3_000, "failure_threshold": 8}
 HEAD_ONLY = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false")
 OBJECT_STORE_BYTES = 128 << 20
 

@@ -67,8 +67,12 @@ class Lan:
         """Takes the machine's cable out of the switch. Nothing tells either end's connections."""
         self.ip("-n", self._switch, "link", "set", machine, "down")
 
+    def isolate(self, machine: str) -> None:
+        """The switch drops what comes from and goes to the machine, which cannot tell: its cable seems in order."""
+        self.ip("-n", self._switch, "link", "set", machine, "nomaster")
+
     def plug(self, machine: str) -> None:
-        self.ip("-n", self._switch, "link", "set", machine, "up")
+        self.ip("-n", self._switch, "link", "set", machine, "master", "bridge", "up")
 
     def pids(self, machine: str) -> list[int]:
         """Of all processes on that machine but this one."""

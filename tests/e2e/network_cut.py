@@ -32,7 +32,7 @@ from router.actor import find_router
 
 EAST, WEST = "east", "west"
 NUM_REQUESTS, CONCURRENCY = 500, 24
-SHORT_CUTS_S, LONG_CUT_S = (3.0, 8.0), 60.0  # streams are given up after 5 to 10 s without an answer
+BLINK_S, SHORT_CUT_S, SILENT_CUT_S, LONG_CUT_S = 3.0, 8.0, 20.0, 60.0  # streams are given up after 5 to 10 s
 SAMPLE_PERIOD_S = 0.2
 
 
@@ -113,6 +113,7 @@ async def harm(site: Site, name: str, machine: str, inject: Callable[[Sight], Aw
         is_over.set()
         outcomes = await running
         found |= await aftermath(site, machine)
+        found["same_life"] = (await site.worker_on(machine)).epoch == worker.epoch
     finally:
         watching.cancel()
     line = {
@@ -180,21 +181,18 @@ async def aftermath(site: Site, machine: str) -> dict[str, Any]:
     }
 
 
-async def short_cut(site: Site, machine: str, cut_s: float) -> None:
+async def short_cut(site: Site, name: str, machine: str, cut: Callable[[str], None], cut_s: float) -> None:
     """The node comes back before Ray has given it up."""
-    before = await site.worker_on(machine)
 
     async def inject(_: Sight) -> dict[str, Any]:
-        site.machines.lan.unplug(machine)
+        cut(machine)
         await asyncio.sleep(cut_s)
         site.machines.lan.plug(machine)
         plugged = time.monotonic()
         await _until(lambda: site.is_heard(machine), 60, "a heartbeat after the cut")
-        back_s = time.monotonic() - plugged
-        is_same = (await site.worker_on(machine)).epoch == before.epoch
-        return {"cut_s": cut_s, "back_after_plug_s": round(back_s, 1), "same_life": is_same}
+        return {"cut_s": cut_s, "back_after_plug_s": round(time.monotonic() - plugged, 1)}
 
-    await harm(site, "cut off briefly", machine, inject)
+    await harm(site, name, machine, inject)
 
 
 async def long_cut(site: Site, machine: str) -> None:
@@ -217,7 +215,7 @@ async def long_cut(site: Site, machine: str) -> None:
             "joined_again_s": joined_s,
         }
 
-    await harm(site, "cut off for long", machine, inject)
+    await harm(site, "given up by Ray", machine, inject)
 
 
 async def kill(site: Site, machine: str) -> None:
@@ -260,8 +258,10 @@ async def run(machines: Machines) -> None:
     assert machines.processes(HEAD, ROUTER), "the router is not beside the gateway that made it"
     site.questions = await answer_alone(URL, "", make_questions(16))
     site.free_blocks = max(site.observer.metrics().values("watchword_kv_blocks_free").values())
-    for cut_s in SHORT_CUTS_S:
-        await short_cut(site, EAST, cut_s)
+    lan = machines.lan
+    await short_cut(site, "its cable out for a moment", EAST, lan.unplug, BLINK_S)
+    await short_cut(site, "its cable out", EAST, lan.unplug, SHORT_CUT_S)
+    await short_cut(site, "cut off inside the network", EAST, lan.isolate, SILENT_CUT_S)
     await long_cut(site, EAST)
     await kill(site, WEST)
 
