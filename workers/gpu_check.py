@@ -1,7 +1,8 @@
 """`python -m workers.gpu_check --json FILE`: what the GPU path does on the device at hand, in one JSON file.
 
-The tests of the GPU path compiled instead of interpreted, bit-exactness at real shapes, and prefill and decode speed of
-random Llamas of about 1 and 8 billion weights against the bandwidth and the matrix rate that the device shows here.
+The tests of the GPU path compiled instead of interpreted, bit-exactness at real shapes, sliding windows that forget
+against layers that keep everything, and prefill and decode speed of random Llamas of about 1 and 8 billion weights
+against the bandwidth and the matrix rate that the device shows here.
 Exit status: 0 all is well, 1 something failed, 2 there is no usable device.
 """
 
@@ -21,8 +22,8 @@ from typing import Any
 from workers.device import why_no_cuda
 
 BUDGET_S = 420.0  # nothing new is started after this
-TESTS_TIMEOUT_S = 150.0
-TESTS = ("test_triton_attention.py", "test_triton_model.py", "test_triton_sampling.py")
+TESTS_TIMEOUT_S = 210.0
+TESTS = ("test_triton_attention.py", "test_triton_model.py", "test_triton_sampling.py", "test_triton_windows.py")
 
 
 def main() -> int:
@@ -58,6 +59,7 @@ def main() -> int:
     from workers.cuda import measure  # needs triton
 
     section("device", measure.describe_device)
+    section("windows", measure.check_windows)
     section("ceilings", measure.measure_ceilings)
     for name in measure.SHAPES:
         section(f"llama_{name}", partial(measure.measure_model, name, findings["ceilings"]))

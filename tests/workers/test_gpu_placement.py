@@ -12,7 +12,7 @@ require_triton()
 from cluster.app import worker_device, worker_settings  # noqa: E402
 from cluster.config import ClusterConfig  # noqa: E402
 from workers.cuda.decode import decode_buckets  # noqa: E402
-from workers.cuda.load import blocks_that_fit, largest_batch  # noqa: E402
+from workers.cuda.load import largest_batch, plan_that_fits  # noqa: E402
 from workers.runner_config import RunnerConfig  # noqa: E402
 
 
@@ -26,7 +26,8 @@ from workers.runner_config import RunnerConfig  # noqa: E402
     ],
 )
 def test_the_pool_leaves_room_for_the_largest_step(settings: dict[str, Any], expected: int) -> None:
-    assert blocks_that_fit(RunnerConfig(**settings), free_bytes=1000, step_bytes=200, block_bytes=100) == expected
+    plan = plan_that_fits(RunnerConfig(**settings), (None, None), free_bytes=1000, step_bytes=200, layer_block_bytes=50)
+    assert (plan.num_blocks, plan.window) == (expected, None)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_the_pool_leaves_room_for_the_largest_step(settings: dict[str, Any], exp
 )
 def test_what_does_not_fit_is_refused_at_start(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        blocks_that_fit(RunnerConfig(**settings), free_bytes=1000, step_bytes=200, block_bytes=100)
+        plan_that_fits(RunnerConfig(**settings), (None, None), free_bytes=1000, step_bytes=200, layer_block_bytes=50)
 
 
 def test_the_largest_step_writes_nowhere() -> None:

@@ -27,10 +27,11 @@ from workers.step import StepRow  # noqa: E402
 NEW_TOKENS = 4
 
 
-SLOW = (pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen3", "mistral"))
+# Gemma 3 and Mistral also run in test_triton_windows.py, each time.
+SLOW = (pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen3", "mistral", "gemma3"))
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma3", *SLOW])
+@pytest.mark.parametrize("name", ["qwen2", *SLOW])
 def test_greedy_equals_transformers(tmp_path: Path, name: str) -> None:
     runner = make_triton_runner(tmp_path, name, with_decode=True)
     reference = make_reference(name, **SMALL)

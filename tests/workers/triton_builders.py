@@ -26,10 +26,12 @@ from model_builders import make_reference, save_model  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
 
 from workers.cuda.decode import DecodeSteps  # noqa: E402
-from workers.cuda.kv_cache import DeviceKVCache  # noqa: E402
+from workers.cuda.kv_cache import make_pool  # noqa: E402
 from workers.cuda.model_runner import CudaModelRunner  # noqa: E402
 from workers.cuda.products import ProductMode  # noqa: E402
 from workers.cuda.triton_model import TritonModel  # noqa: E402
+from workers.kv_cache import KVCache  # noqa: E402
+from workers.kv_layout import plan_pool  # noqa: E402
 from workers.model.lora import load_adapter  # noqa: E402
 from workers.model.spec import spec_from_config  # noqa: E402
 from workers.model.weights import load_weights  # noqa: E402
@@ -53,15 +55,8 @@ def make_triton_runner(
 ) -> CudaModelRunner:
     """As `make_cuda_runner`, on whatever device there is; captured steps are replayed by computing them again."""
     folder = save_model(tmp_path / name, make_reference(name, **{**SMALL, **changes.pop("shape", {})}))
-    config = RunnerConfig(
-        model=str(folder),
-        device="cpu",
-        dtype=dtype,
-        num_blocks=24,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        **changes,
-    )
+    settings = {"num_blocks": 24, "max_num_seqs": 4, "max_num_batched_tokens": 64, **changes}
+    config = RunnerConfig(model=str(folder), device="cpu", dtype=dtype, **settings)
     source = resolve_model(str(folder))
     hf_config = AutoConfig.from_pretrained(folder)
     spec = spec_from_config(hf_config)
@@ -70,6 +65,15 @@ def make_triton_runner(
     adapters = [load_adapter(adapter, Path(where), spec, torch_dtype) for adapter, where in config.adapters]
     # The interpreter multiplies in numpy, whose two tile shapes do not agree: as on a device where they do not.
     model = TritonModel(spec, weights, 256, DEVICE, ProductMode(use_wide=False), adapters)
-    cache = DeviceKVCache(spec.num_layers, 24, model.kv_block_shape(16), torch_dtype, DEVICE)
-    decode = DecodeSteps(model, cache, 4, 16, lambda compute: compute) if with_decode else None
+    cache = make_cache(config, model)
+    blocks_per_row = 256 // config.block_size
+    decode = DecodeSteps(model, cache, 4, blocks_per_row, lambda compute: compute) if with_decode else None
     return CudaModelRunner(config, model, cache, source, "interpreted", adapters, decode)
+
+
+def make_cache(config: RunnerConfig, model: TritonModel) -> KVCache:
+    """As `make_device_cache` for a given number of blocks."""
+    shape = model.kv_block_shape(config.block_size)
+    windows = [layer.window for layer in model.spec.layers]
+    plan = plan_pool(config, windows, torch.Size(shape).numel() * model.dtype.itemsize, None)
+    return make_pool(plan, windows, shape, model.dtype, DEVICE)

@@ -14,11 +14,13 @@ import triton
 
 from workers.attention.triton_paged import check_shape
 from workers.cuda.decode import DecodeSteps, capture_graph
-from workers.cuda.kv_cache import DeviceKVCache
+from workers.cuda.kv_cache import DeviceKVCache, make_pool
 from workers.cuda.model_runner import CudaModelRunner
 from workers.cuda.products import ProductMode
 from workers.cuda.self_test import HostView, choose_tiles
 from workers.cuda.triton_model import TritonModel
+from workers.kv_cache import KVCache
+from workers.kv_layout import PoolPlan, plan_pool
 from workers.model.batch import Batch, build_batch
 from workers.model.lora import LoraAdapter
 from workers.model.spec import ModelSpec, UnsupportedModelError
@@ -72,35 +74,40 @@ def test_model(config: RunnerConfig, model: TritonModel, progress: ProgressCallb
     )
 
 
-def make_device_cache(config: RunnerConfig, model: TritonModel) -> DeviceKVCache:
+def make_device_cache(config: RunnerConfig, model: TritonModel) -> KVCache:
     """Sized so that the largest step still fits: a full pool is answered by admission, never by a failed step."""
-    spec = model.spec
     shape = model.kv_block_shape(config.block_size)
+    windows = [layer.window for layer in model.spec.layers]
     peak = measure_largest_step(config, model)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(model.device)
-    block_bytes = spec.num_layers * torch.Size(shape).numel() * model.dtype.itemsize
-    num_blocks = blocks_that_fit(config, free, peak, block_bytes)
-    return DeviceKVCache(spec.num_layers, num_blocks, shape, model.dtype, model.device)
+    plan = plan_that_fits(config, windows, free, peak, torch.Size(shape).numel() * model.dtype.itemsize)
+    return make_pool(plan, windows, shape, model.dtype, model.device)
 
 
-def blocks_that_fit(config: RunnerConfig, free_bytes: int, step_bytes: int, block_bytes: int) -> int:
-    """Raises ValueError, naming the figures, when what is asked for does not fit beside the largest step."""
-    left = free_bytes - step_bytes
+def plan_that_fits(
+    config: RunnerConfig, windows: Sequence[int | None], free_bytes: int, step_bytes: int, layer_block_bytes: int
+) -> PoolPlan:
+    """As `plan_pool`, of what is left on a device.
+
+    Raises ValueError, naming the figures, when what is asked for does not fit beside the largest step.
+    """
+    left, budget = free_bytes - step_bytes, None
     if config.num_blocks is not None:
-        setting, num_blocks = f"num_blocks is {config.num_blocks}", config.num_blocks
+        setting = f"num_blocks is {config.num_blocks}"
     elif config.gpu_memory_fraction is not None:
-        setting = f"gpu_memory_fraction is {config.gpu_memory_fraction}"
-        num_blocks = max(0, int(left * config.gpu_memory_fraction) // block_bytes)
+        setting, budget = f"gpu_memory_fraction is {config.gpu_memory_fraction}", int(left * config.gpu_memory_fraction)
     else:
-        assert config.kv_cache_bytes is not None
-        setting, num_blocks = f"kv_cache_bytes is {config.kv_cache_bytes}", config.kv_cache_bytes // block_bytes
-    if num_blocks < 1 or num_blocks * block_bytes > left:
-        raise ValueError(
-            f"{setting}, but of {free_bytes} free bytes on the device the largest step takes {step_bytes} and one KV "
-            f"block {block_bytes}; a smaller model or fewer max_num_batched_tokens leave more"
-        )
-    return num_blocks
+        setting, budget = f"kv_cache_bytes is {config.kv_cache_bytes}", config.kv_cache_bytes
+    block_bytes = len(windows) * layer_block_bytes
+    if budget is None or budget >= block_bytes:
+        plan = plan_pool(config, windows, layer_block_bytes, budget)
+        if plan.num_bytes(windows, layer_block_bytes) <= left:
+            return plan
+    raise ValueError(
+        f"{setting}, but of {free_bytes} free bytes on the device the largest step takes {step_bytes} and one KV "
+        f"block {block_bytes}; a smaller model or fewer max_num_batched_tokens leave more"
+    )
 
 
 def measure_largest_step(config: RunnerConfig, model: TritonModel) -> int:

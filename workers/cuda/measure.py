@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from workers.cuda.decode import DecodeSteps, capture_graph
 from workers.cuda.kv_cache import DeviceKVCache
 from workers.cuda.self_test import choose_tiles
 from workers.cuda.triton_model import TritonModel
+from workers.cuda.window_check import TrialSizes, compare_windows
 from workers.model.batch import Batch, build_batch
 from workers.model.spec import LayerSpec, ModelSpec, RopeSpec
 from workers.model.weights import LayerWeights, ModelWeights
@@ -23,6 +25,10 @@ BLOCK_SIZE, MAX_MODEL_LEN = 16, 4096
 PREFILL_TOKENS, CONTEXT = 2048, 1024
 DECODE_ROWS = (1, 8, 32, 64)
 _WANTED = SampleInput(SamplingParams(max_tokens=1, seed=0), 0, 0, (), ())  # only whether a row samples matters here
+WINDOW = 256
+WINDOW_SIZES = TrialSizes(
+    ((300, 180), (420, 120), (340, 160), (640, 100)) * 2, num_blocks=96, max_num_batched_tokens=256
+)
 # hidden, intermediate, layers, heads, KV heads, head size, vocabulary
 SHAPES = {
     "1b": (2048, 8192, 16, 32, 8, 64, 128256),
@@ -87,6 +93,15 @@ def measure_model(name: str, ceilings: dict[str, float]) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     return found
+
+
+def check_windows() -> dict[str, Any]:
+    """Five layers with a window and one without, as in Gemma 3, of the 1b shape."""
+    spec = make_spec(*SHAPES["1b"])
+    spec = replace(spec, layers=(replace(spec.layers[0], window=WINDOW),) * 5 + spec.layers[:1])
+    model = TritonModel(spec, random_weights(spec), MAX_MODEL_LEN, torch.device("cuda"))
+    choose_tiles(model)
+    return compare_windows(model, WINDOW_SIZES, capture_graph)
 
 
 def _measure_mode(
@@ -163,15 +178,15 @@ def make_spec(
     )  # fmt: skip
 
 
-def random_weights(spec: ModelSpec, device: str = "cuda") -> ModelWeights:
-    """bfloat16, made on the device; scaled so that activations keep their size."""
+def random_weights(spec: ModelSpec, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> ModelWeights:
+    """Made on the device; scaled so that activations keep their size."""
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        values = torch.randn(rows, columns, generator=generator, device=device, dtype=torch.bfloat16)
+        values = torch.randn(rows, columns, generator=generator, device=device, dtype=dtype)
         return values.mul_(columns**-0.5)
 
-    ones = torch.ones(spec.hidden_size, device=device, dtype=torch.bfloat16)
+    ones = torch.ones(spec.hidden_size, device=device, dtype=dtype)
     layers = [
         LayerWeights(
             input_norm=ones, qkv=matrix(spec.q_size + 2 * spec.kv_size, spec.hidden_size), qkv_bias=None, q_norm=None,

@@ -40,6 +40,7 @@ class CudaModelRunner(CpuModelRunner):
 
     def execute(self, step: StepInput) -> StepOutput:
         self._cache.copy(step.block_copies)
+        self._cache.copy_pages(step.page_copies)
         if not step.rows:
             return StepOutput([])
         logits = self.compute_logits(step)
@@ -62,6 +63,7 @@ class CudaModelRunner(CpuModelRunner):
 
     def _compute(self, rows: list[StepRow]) -> torch.Tensor:
         batch = build_batch(rows, self.block_size, self._config.layout, self._model.row_tile.pad)
+        assert (batch.windowed is None) == (self.window is None), "rows without pages, or pages without a pool"
         if self._decode is not None and self._decode.fits(batch):
             return self._decode.run(batch)
         return self._triton_model.forward(batch, self._cache)

@@ -27,7 +27,7 @@ class HostView:
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         blocks = cache.data.to(self._model.device)
-        logits = self._model.run(self._model.place(batch, blocks.shape[-2]), blocks)
+        logits = self._model.run(self._model.place(batch, blocks.shape[-2]), list(blocks))
         cache.data.copy_(blocks)
         return logits.cpu()
 

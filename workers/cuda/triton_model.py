@@ -30,7 +30,10 @@ KV_LAYOUT = "plain"
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """A Batch on the device. Padding tokens have block −1 and position −1."""
+    """A Batch on the device. Padding tokens have block −1 and position −1.
+
+    Layers with a sliding window read `window_blocks` and `window_tables`: where they keep all, these are the others.
+    """
 
     token_ids: torch.Tensor  # [T] int32, as all below
     positions: torch.Tensor
@@ -41,10 +44,17 @@ class StepTensors:
     group_count: torch.Tensor
     sample_tokens: torch.Tensor  # [S]
     tables: torch.Tensor  # [R, width]
+    window_blocks: torch.Tensor  # as slot_blocks, in pages
+    window_tables: torch.Tensor  # as tables, in pages
 
-    @property
-    def attention(self) -> AttentionInputs:
-        return AttentionInputs(self.tables, self.group_first, self.group_count, self.row_of, self.positions)
+    def slots(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(positions, blocks, offsets): where a layer with this window writes."""
+        return self.positions, self.slot_blocks if window is None else self.window_blocks, self.slot_offsets
+
+    def attention(self, window: int | None) -> AttentionInputs:
+        """What a layer with this window reads."""
+        tables = self.tables if window is None else self.window_tables
+        return AttentionInputs(tables, self.group_first, self.group_count, self.row_of, self.positions)
 
 
 class TritonModel:
@@ -133,28 +143,33 @@ class TritonModel:
         positions = np.where(active, batch.positions, -1).astype(np.int32)
         flat = (batch.token_ids, positions, batch.row_of, batch.slot_blocks, batch.slot_offsets)
         parts = [*flat, first, count, batch.sample_tokens, batch.block_tables.reshape(-1)]
+        if batch.windowed is not None:
+            parts += [batch.windowed.slot_blocks, batch.windowed.block_tables.reshape(-1)]
         packed = torch.from_numpy(np.concatenate(parts))
         if self.device.type == "cuda":
             packed = packed.pin_memory()
         pieces = packed.to(self.device, non_blocking=True).split([len(part) for part in parts])
-        *flat_pieces, tables = pieces
-        return StepTensors(*flat_pieces, tables.view(batch.block_tables.shape))  # type: ignore[call-arg]
+        flat_pieces, tables = pieces[:8], pieces[8].view(batch.block_tables.shape)
+        window_blocks, window_tables = flat_pieces[3], tables
+        if batch.windowed is not None:
+            window_blocks, window_tables = pieces[9], pieces[10].view(tables.shape)
+        return StepTensors(*flat_pieces, tables, window_blocks, window_tables)  # type: ignore[call-arg]
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """Logits [samples, vocab] float32 on the device."""
-        block_size = cache.data.shape[-2]
+        layers = [cache.layer(index) for index in range(len(self.layers))]
         adapted = [(one, torch.from_numpy(tokens).long().to(self.device)) for one, tokens in batch.adapted]
-        return self.run(self.place(batch, block_size), cache.data, adapted)
+        return self.run(self.place(batch, layers[0].shape[-2]), layers, adapted)
 
-    def run(self, step: StepTensors, blocks: torch.Tensor, adapted: AdaptedRows = ()) -> torch.Tensor:
-        """The step on tensors alone: what a CUDA graph captures. `blocks` is the whole pool."""
+    def run(self, step: StepTensors, pools: Sequence[torch.Tensor], adapted: AdaptedRows = ()) -> torch.Tensor:
+        """The step on tensors alone: what a CUDA graph captures. `pools` are the blocks, or pages, of each layer."""
         residual = self._embedding[step.token_ids.long()]
         if self.spec.embedding_scale != 1.0:
             residual = residual * self._embedding_scale
-        shape = self.shape(blocks.shape[-2])
+        shape = self.shape(pools[0].shape[-2])
         added = None
-        for layer, layer_blocks in zip(self.layers, blocks, strict=True):
+        for layer, layer_blocks in zip(self.layers, pools, strict=True):
             added = layer.run(residual, added, step, layer_blocks, shape, adapted)
         if len(step.sample_tokens) == 0:
             return residual.new_empty(0, self.spec.vocab_size, dtype=torch.float32)
@@ -212,10 +227,11 @@ class TritonLayer:
         """Adds `added` and this layer's attention to `residual` in place; returns the MLP's output, yet to be added."""
         eps = self._spec.rms_eps
         normed = rms_norm(residual, self._input_norm, eps) if added is None else self._add(added, residual)
-        places = (step.positions, step.slot_blocks, step.slot_offsets)
         qkv = self.qkv(normed, adapted)
-        query = rotate_and_store(qkv, blocks, places, self._table, self._qk_norms, shape.num_heads, eps)
-        attended = triton_paged.paged_attention(query, blocks, step.attention, shape, self._window)
+        query = rotate_and_store(
+            qkv, blocks, step.slots(self._window), self._table, self._qk_norms, shape.num_heads, eps
+        )
+        attended = triton_paged.paged_attention(query, blocks, step.attention(self._window), shape, self._window)
         output = self.out(attended, adapted)
         if self._after_attention is not None:
             output = rms_norm(output, self._after_attention, eps)
