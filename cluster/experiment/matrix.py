@@ -25,7 +25,14 @@ def _traffic(base: Workload, long_words: int) -> Iterator[Condition]:
         return Condition(name, engine or default_engine(), load)
 
     yield condition("baseline")
-    yield condition("lengths 10 against 1,000 tokens", context_words=(0, long_words), arrival_gap_steps=0)
+    # The short one must still be answering when the long one has been read, many chunks later.
+    yield condition(
+        "lengths 10 against 1,000 tokens",
+        context_words=(0, long_words),
+        arrival_gap_steps=0,
+        max_tokens=64,
+        ignore_eos=True,
+    )
     for percent in (0, 50, 100):
         name = f"prefix similarity {percent} %"
         yield condition(name, context_words=(60, 60), prefix_similarity=percent / 100)
