@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ class WorkerReplica:
         self._engine_answered_s = math.inf  # until the engine has started
         self._is_log_kept = False
         self._is_registration_due = False
+        self._router_actor: Any = None
         self._planted = planted_parts(settings.planted, serve.get_replica_context().rank.rank)
         self._runner = await asyncio.to_thread(_load_runner, settings.runner, self._planted)
         self._engine = self._build_engine()
@@ -191,8 +193,10 @@ class WorkerReplica:
             async with asyncio.timeout(BEAT_TIMEOUT_S):
                 await self._tell_router()
         except (ray.exceptions.RayError, TimeoutError):
+            self._router_actor = None
             logger.info("the router does not answer")
         except Exception:
+            self._router_actor = None
             logger.exception("heartbeat failed; trying again")
 
     async def _tell_router(self) -> None:
@@ -242,10 +246,13 @@ class WorkerReplica:
             logger.error("the event log could not be kept in %s: %s", path.parent, error.strerror)
 
     def _router(self) -> Any:
-        try:
-            return ray.get_actor(self._settings.router_name, namespace=self._settings.router_namespace)
-        except ValueError:
-            return None
+        # Looked up again after every failure: a recreated actor has a new handle under the old name.
+        if self._router_actor is None:
+            with suppress(ValueError):
+                self._router_actor = ray.get_actor(
+                    self._settings.router_name, namespace=self._settings.router_namespace
+                )
+        return self._router_actor
 
     async def _snapshot(self) -> WorkerSnapshot:
         load, counters = await asyncio.wrap_future(
