@@ -1,8 +1,8 @@
 """RemoteRouter: the router actor as a gateway sees it, with a way to go on while the actor is gone.
 
 Ray makes, finds and restarts the actor and says where it listens; questions and news go over a stream of our own, which
-takes a third of the time of a call to an actor. When the router cannot be reached, a local fallback places requests by
-consistent hashing with bounded load over the workers last heard of, within this gateway's share of the limits.
+takes less than half the time of a call to an actor. When the router cannot be reached, a local fallback places requests
+by consistent hashing with bounded load over the workers last heard of, within this gateway's share of the limits.
 Whether the router hangs is asked apart from routing, by a call to the actor: a question may rightly wait for a minute
 in the router's queue, an actor that does not say who its members are for 3 s is gone or hangs.
 """
