@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 ROUTER_NAMESPACE = "watchword"
 _ASK_AGAIN_S = 0.2
-_NOMINAL_BYTES = 1 << 20  # Ray heeds where an actor should live only if it needs something
+_NOMINAL_BYTES = 1 << 20
 
 
 def router_name(app_name: str) -> str:
@@ -124,23 +124,27 @@ def find_router(app_name: str) -> Any:
 
 
 def create_router(app_name: str, settings: RouterSettings) -> Any:
-    """The actor's handle; whoever comes first makes it. It outlives its maker and is restarted when it dies.
-
-    It lives on its maker's node, or elsewhere once that one is gone. Left to itself Ray puts it on any node, and then
-    the loss of one that only has an engine takes the router from all gateways.
-    """
+    """The actor's handle; whoever comes first makes it. It outlives its maker and is restarted when it dies."""
     actor_class = ray.remote(RouterActor)
     return actor_class.options(
-        scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True),
+        **beside(ray.get_runtime_context().get_node_id()),
         name=router_name(app_name),
         namespace=ROUTER_NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
         max_restarts=-1,
         max_task_retries=0,
-        num_cpus=0,
-        memory=_NOMINAL_BYTES,
     ).remote(settings)
+
+
+def beside(node_id: str) -> dict[str, Any]:
+    """Ray's options for an actor that lives on this node, or elsewhere once it is gone.
+
+    Left to itself Ray puts an actor that needs nothing on any node, whatever its affinity, and then the loss of a node
+    that only has an engine takes the router from all gateways. Hence the memory, too little to be refused.
+    """
+    affinity = NodeAffinitySchedulingStrategy(node_id, soft=True)
+    return {"num_cpus": 0, "memory": _NOMINAL_BYTES, "scheduling_strategy": affinity}
 
 
 async def ensure_router(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from router.actor import ensure_router
+from router.actor import beside, ensure_router
 from router.config import RouterConfig, TenantLimits
 from router.settings import RouterSettings
 
@@ -104,3 +104,11 @@ async def test_a_router_that_does_not_answer_is_asked_again_and_never_killed_for
 )
 def test_every_setting_counts(changed: RouterSettings) -> None:
     assert replace(changed, deployed_unix_s=101.0).replaces(FIRST)
+
+
+def test_the_router_is_put_beside_its_maker_and_may_move_when_that_node_is_gone() -> None:
+    node_id = "ab" * 28
+    options = beside(node_id)
+    assert options["scheduling_strategy"].node_id == node_id
+    assert options["scheduling_strategy"].soft
+    assert options["memory"] > 0, "Ray puts an actor that needs nothing anywhere"
