@@ -65,7 +65,9 @@ async def run_workload(
     num_turns = sum(len(conversation.turns) for conversation in conversations)
     records: list[RequestRecord] = []
     timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    # A connection for each request: some servers close theirs after a stream without saying so.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
         async def work() -> None:
             while todo:
