@@ -1,13 +1,14 @@
 """Which sequences get how many tokens in the next step. Integers only.
 
-Strictly first come, first served: nobody overtakes because of a better prefix hit, since that would let one user see
-from the waiting time what another one has cached. Running sequences decode first; the rest of the token budget goes to
-prompts, in chunks.
+First come, first served within a tenant, and the tenant with fewest running sequences first: whoever floods the queue
+waits behind the others, not they behind it. Nobody overtakes because of a better prefix hit, since that would let one
+user see from the waiting time what another one has cached. Running sequences decode first; the rest of the token budget
+goes to prompts, in chunks.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from workers.block_pool import NO_MATCH, BlockPool, PrefixMatch
@@ -80,11 +81,13 @@ class Scheduler:
         prefilling = [seq for seq in self.running if seq.num_new_tokens > 1]
         if len(self.running) + len(self.waiting) > 1:
             budget = min(budget, self._config.max_shared_prefill_tokens)
+        ahead, behind = self._around_newcomers(prefilling)
         # Newcomers first: a short prompt then has its first token one step after it came, whatever others still
         # prefill. Those go on by a block at least, so that a steady stream of newcomers cannot stop them.
-        kept = min(budget, self._config.block_size) if prefilling else 0
-        budget = self._admit(schedule, budget - kept)
-        self._schedule_prefills(prefilling, schedule, budget + kept)
+        kept = min(budget, self._config.block_size) if behind else 0
+        budget = self._schedule_prefills(ahead, schedule, budget - kept)
+        budget = self._admit(schedule, budget)
+        self._schedule_prefills(behind, schedule, budget + kept)
         return schedule
 
     def finish(self, seq: Sequence) -> None:
@@ -123,12 +126,28 @@ class Scheduler:
                 budget -= 1
         return budget
 
-    def _schedule_prefills(self, prefilling: list[Sequence], schedule: Schedule, budget: int) -> None:
+    def _around_newcomers(self, prefilling: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Prompts that go on before the next newcomer starts, and those that go on after; each with the smaller tenants
+        first, then in order of arrival. Before: those of another tenant that has, besides this prompt, less running."""
+        if not prefilling:
+            return [], []
+        num_running = self._num_running_by_tenant()
+        ordered = sorted(prefilling, key=lambda seq: num_running[seq.request.tenant_hash])
+        if not self.waiting:
+            return [], ordered
+        newcomer = self._next_waiting().request.tenant_hash
+        others = [seq for seq in ordered if seq.request.tenant_hash != newcomer]
+        ahead = [seq for seq in others if num_running[seq.request.tenant_hash] <= num_running[newcomer]]
+        return ahead, [seq for seq in ordered if seq not in ahead]
+
+    def _schedule_prefills(self, prefilling: list[Sequence], schedule: Schedule, budget: int) -> int:
+        """Returns what is left of the budget."""
         for seq in prefilling:
             if budget > 0 and seq.status is SequenceStatus.RUNNING:
                 if self.window is not None and not schedule.rows and not self._make_room(seq, num_blocks=0):
                     continue  # with rows scheduled it may wait for a page: they go on, and end
                 budget -= self._schedule_chunk(seq, schedule, budget)
+        return budget
 
     def _schedule_chunk(self, seq: Sequence, schedule: Schedule, budget: int) -> int:
         is_alone = len(self.running) + len(self.waiting) == 1
@@ -186,7 +205,7 @@ class Scheduler:
             return budget
         num_slots = sum(seq.num_slots for seq in self.running)
         while self.waiting and budget > 0:
-            seq = self.waiting[0]
+            seq = self._next_waiting()
             if num_slots and num_slots + seq.num_slots > self.max_num_seqs:
                 return budget
             match = self._match(seq)
@@ -199,12 +218,22 @@ class Scheduler:
                 return budget
             if not self._pool.has_intact_bytes(match):
                 continue
-            self.waiting.popleft()
+            self.waiting.remove(seq)
             self._start(seq, match, num_blocks)
             num_slots += seq.num_slots
             schedule.admitted.append(seq)
             budget -= self._schedule_chunk(seq, schedule, budget)
         return budget
+
+    def _next_waiting(self) -> Sequence:
+        first = self.waiting[0]
+        if first.status is SequenceStatus.PREEMPTED:  # has had its turn
+            return first
+        num_running = self._num_running_by_tenant()
+        return min(self.waiting, key=lambda seq: num_running[seq.request.tenant_hash])  # of equals, the first to come
+
+    def _num_running_by_tenant(self) -> Counter[bytes]:
+        return Counter(seq.request.tenant_hash for seq in self.running)
 
     def _match(self, seq: Sequence) -> PrefixMatch:
         """What the prefix cache has of it, short of its last token: that one is computed always, for its logits."""

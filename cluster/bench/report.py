@@ -32,6 +32,7 @@ def summarise(workload: str, seed: str, concurrency: int, num_users: int, result
         "requests": len(result.records),
         "errors": len(result.records) - len(good),
         "wall_s": round(result.wall_s, 3),
+        "client_cpu_s": round(result.cpu_s, 3),
         "output_tokens": output_tokens,
         "output_tokens_per_s": round(output_tokens / result.wall_s, 1),
         "prompt_tokens": sum(record.prompt_tokens for record in good),
@@ -56,6 +57,7 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
         "ITL p50 / p95 ms": f"{summary['itl_p50_ms']} / {summary['itl_p95_ms']}",
         "prompt tokens (cached)": f"{summary['prompt_tokens']} ({summary['cached_tokens']})",
         "wall s": summary["wall_s"],
+        "CPU s of the load generator": summary["client_cpu_s"],
     }
     for name, value in rows.items():
         table.add_row(name, str(value))
