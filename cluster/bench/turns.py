@@ -6,10 +6,12 @@ all of them have arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
 
 @contextmanager
@@ -17,26 +19,40 @@ def stopped(pids: Collection[int]) -> Iterator[None]:
     """Stops these processes and all their descendants (SIGSTOP), and lets them go on afterwards, whatever happens.
 
     Raises ProcessLookupError for a process that is not there: a server that should have been stopped would run along.
+    Needs psutil (extra `experiments`) when there are any.
     """
-    trees = [_tree(pid) for pid in pids]
+    family: list[psutil.Process] = []
     try:
-        for process in (process for tree in trees for process in tree):
-            _tell(process, psutil.Process.suspend)
+        for pid in pids:
+            _stop(_find(pid), family)
         yield
     finally:
-        for process in (process for tree in trees for process in reversed(tree)):
-            _tell(process, psutil.Process.resume)
+        for process in reversed(family):
+            _resume(process)
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    """Parents first: nobody is left to start another child unseen, or to miss one."""
+def _find(pid: int) -> psutil.Process:
+    import psutil
+
     try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
+        return psutil.Process(pid)
     except psutil.NoSuchProcess:
         raise ProcessLookupError(f"there is no process {pid}") from None
 
 
-def _tell(process: psutil.Process, what: Callable[[psutil.Process], None]) -> None:
+def _resume(process: psutil.Process) -> None:
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        process.resume()
+
+
+def _stop(process: psutil.Process, family: list[psutil.Process]) -> None:
+    """The parent before its children are counted: what is stopped starts no more of them."""
+    import psutil
+
     with suppress(psutil.NoSuchProcess):  # it may have ended meanwhile
-        what(process)
+        process.suspend()
+        family.append(process)
+        for child in process.children():
+            _stop(child, family)
