@@ -31,7 +31,7 @@ from cluster.api.router_channel import (
     WorkerFailed,
 )
 from cluster.api.routing import RouteDecision, RouteQuery
-from cluster.api.stream import SERVER_OPTIONS, is_epoch, is_token
+from cluster.api.stream import SERVER_OPTIONS, Outbox, is_epoch, is_token
 from router.circuit import FailureKind
 
 logger = logging.getLogger(__name__)
@@ -46,28 +46,12 @@ class ServedRouter(Protocol):
     def worker_failed(self, worker_id: WorkerId, epoch: str, kind: FailureKind | str) -> None: ...
 
 
-class _Stream:
-    """One gateway's stream: its questions that wait for an answer, and answers that wait to be sent."""
+class _Stream(Outbox[Answer]):
+    """One gateway's stream, with its questions that wait for an answer."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: dict[RequestId, asyncio.Task[None]] = {}
-        self.pending: list[Answer] = []
-        self.ready = asyncio.Event()
-        self.is_closed = False
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.ready.set()
-
-    def push(self, answer: Answer) -> None:
-        self.pending.append(answer)
-        self.ready.set()
-
-    async def next(self) -> Answers:
-        await self.ready.wait()
-        answers, self.pending = tuple(self.pending), []
-        self.ready.clear()
-        return Answers(answers)
 
 
 class RouterChannel:
@@ -104,12 +88,12 @@ class RouterChannel:
         if not is_epoch(metadata, self._epoch):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this router has restarted")
         stream = _Stream()
-        stream.ready.set()  # an empty message at once: so the gateway knows that it is let in
+        stream.push()  # an empty message at once: so the gateway knows that it is let in
         reader = asyncio.create_task(self._read(commands, stream))
         reader.add_done_callback(lambda _: stream.close())  # a stream that hears nothing more has no use
         try:
             while not stream.is_closed:
-                yield await stream.next()
+                yield Answers(await stream.next())
         finally:
             reader.cancel()
             for request_id in list(stream.asked):

@@ -28,7 +28,7 @@ from cluster.api.errors import InternalError, UnavailableError, WatchwordError
 from cluster.api.ids import RequestId
 from cluster.api.output import RequestOutput
 from cluster.api.request import Request
-from cluster.api.stream import SERVER_OPTIONS, is_epoch, is_token
+from cluster.api.stream import SERVER_OPTIONS, Outbox, is_epoch, is_token
 
 logger = logging.getLogger(__name__)
 
@@ -43,28 +43,12 @@ class ServedEngine(Protocol):
 Control = Callable[[ControlCall], Awaitable[object]]
 
 
-class _Stream:
-    """One gateway's stream: outputs that wait for it, merged while it is slow."""
+class _Stream(Outbox[RequestOutput]):
+    """One gateway's stream, with the requests that came by it."""
 
     def __init__(self) -> None:
-        self.pending: list[RequestOutput] = []
-        self.ready = asyncio.Event()
+        super().__init__()
         self.request_ids: set[RequestId] = set()
-        self.is_closed = False
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.ready.set()
-
-    def push(self, output: RequestOutput) -> None:
-        self.pending.append(output)
-        self.ready.set()
-
-    async def next(self) -> Outputs:
-        await self.ready.wait()
-        outputs, self.pending = tuple(self.pending), []
-        self.ready.clear()
-        return Outputs(outputs)
 
 
 class WorkerChannel:
@@ -124,7 +108,7 @@ class WorkerChannel:
         reader.add_done_callback(lambda _: stream.close())  # a stream that hears nothing more has no use
         try:
             while not stream.is_closed:
-                yield await stream.next()
+                yield Outputs(await stream.next())
         finally:
             reader.cancel()
             for request_id in list(stream.request_ids):

@@ -5,8 +5,10 @@ Their messages are pickles, so nothing is read of a peer that has not shown the 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 TOKEN_METADATA = "x-watchword-token"
 EPOCH_METADATA = "x-watchword-epoch"
@@ -31,6 +33,33 @@ CLIENT_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+Item = TypeVar("Item")
+
+
+class Outbox(Generic[Item]):
+    """The server's side of one peer's stream: what waits for the peer, merged into one message while it is slow."""
+
+    def __init__(self) -> None:
+        self.pending: list[Item] = []
+        self.is_closed = False
+        self._ready = asyncio.Event()
+
+    def push(self, *items: Item) -> None:
+        """Without items: the next message goes out at once, even if it is empty."""
+        self.pending.extend(items)
+        self._ready.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._ready.set()
+
+    async def next(self) -> tuple[Item, ...]:
+        await self._ready.wait()
+        items, self.pending = tuple(self.pending), []
+        self._ready.clear()
+        return items
 
 
 def pass_of(token: str, epoch: str) -> tuple[tuple[str, str], ...]:
