@@ -27,8 +27,10 @@ from workers.engine import LLMEngine
 from workers.model_loader import load_runner
 from workers.model_runner import CpuModelRunner
 from workers.runner_config import RunnerConfig
+from workers.sequence import SequenceStatus
 
 BLOCK_SIZE = 16
+TENANT_OF = {"alice": "acme", "bob": "globex"}
 NUM_BLOCKS = 24
 Answer = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 
@@ -109,10 +111,12 @@ class Company:
         rng = self.random
         num_stem = max(1, rng.choice([16, 32, 48, 96]) + rng.choice([-1, 0, 1]))  # around block boundaries
         tail = [rng.randrange(self.runner.vocab_size) for _ in range(rng.randrange(3))]
+        user = rng.choice(["alice", "bob"])
         return make_request(
             [*rng.choice(self.stems)[:num_stem], *tail],
             rng.randrange(3, 60),
-            user=rng.choice(["alice", "bob"]),
+            user=user,
+            tenant=TENANT_OF[user],
             keyer=self.keyer,
             n=rng.choice([1, 1, 1, 2]),
             temperature=rng.choice([0.0, 0.8]),
@@ -134,7 +138,11 @@ class Company:
                 requests.append(request)
             if self.random.random() < 0.03:
                 engine.abort(self.random.choice(requests).request_id)
+            queue = list(engine.scheduler.waiting)
             recorder.add(engine.step())
+            still = [seq.status for seq in queue if seq.status is not SequenceStatus.FINISHED]
+            waits = [status is not SequenceStatus.RUNNING for status in still]
+            self.seen["overtakings by another tenant"] += waits != sorted(waits)
             self.seen["shared steps"] += len(engine.scheduler.running) > 1
             self.seen["chunk splits"] += any(
                 0 < seq.num_computed_tokens < seq.num_prompt_tokens for seq in engine.scheduler.running
@@ -173,7 +181,16 @@ class Company:
         return found
 
 
-NEEDED = ("shared steps", "chunk splits", "preemptions", "evictions", "aborts", "hits of 1 blocks", "hits of 2 blocks")
+NEEDED = (
+    "shared steps",
+    "overtakings by another tenant",
+    "chunk splits",
+    "preemptions",
+    "evictions",
+    "aborts",
+    "hits of 1 blocks",
+    "hits of 2 blocks",
+)
 
 
 def check_company(company: Company, num_requests: int) -> None:

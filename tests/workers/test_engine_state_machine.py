@@ -19,6 +19,7 @@ from workers.config import Batching, IsolationCheck
 from workers.scheduler import Schedule, ScheduledRow
 from workers.step import StepInput, StepOutput, WindowGroup
 
+TENANT_OF = {"alice": "acme", "bob": "globex"}
 EOS = frozenset({7, 70, 170})
 STEMS = [[stem * 100 + i for i in range(40)] for stem in range(3)]
 
@@ -106,6 +107,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt = [*STEMS[stem][:stem_len], *tail]
         if len(prompt) + sampling["max_tokens"] > self.room:
             return
+        sampling["tenant"] = TENANT_OF[sampling["user"]]
         for _ in range(repeat):  # equal prefixes in one step
             request = make_request(prompt, seed=self.random.getrandbits(63), **sampling)
             full = self.expected(request)
@@ -132,7 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(user=st.sampled_from(["alice", "bob"]))
     def purge(self, user) -> None:
-        seen["purged blocks"] += self.engine.purge_user(user_hash("acme", user))
+        seen["purged blocks"] += self.engine.purge_user(user_hash(TENANT_OF[user], user))
 
     @invariant()
     def is_isolated(self) -> None:

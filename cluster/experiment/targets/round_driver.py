@@ -116,11 +116,8 @@ class RoundDriver:
         prepared = await self._core.prepare(_DELEGATE, given)
         if planned.reversed_after is None:
             return prepared
-        kept, rest = (
-            prepared.prompt.token_ids[: planned.reversed_after],
-            prepared.prompt.token_ids[planned.reversed_after :],
-        )
-        return replace(prepared, prompt=replace(prepared.prompt, token_ids=kept + rest[::-1]))
+        tokens, count = prepared.prompt.token_ids, planned.reversed_after
+        return replace(prepared, prompt=replace(prepared.prompt, token_ids=tokens[:count] + tokens[count:][::-1]))
 
     async def _serve(self, one: _Served, prepared: PreparedRequest) -> None:
         generation = one.generation = self._core.launch(prepared, one.request_id)
