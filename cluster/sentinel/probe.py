@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from cluster.api.channel import PurgeUser, Trace
@@ -32,6 +32,8 @@ from cluster.serving.core import ServedModel, ServingCore
 from cluster.serving.generate_input import CallerFields, ChatInput, GenerateInput, SamplingInput
 
 MAX_TOKENS = 16  # enough for any marker, which an obedient model says first
+# On a fast worker the first request may end before the others arrive: longer answers give them the time.
+_LONGER = (1, 4, 16)
 TIMEOUT_S = 60.0
 NUM_REQUESTS = 3  # one that goes ahead, and a pair behind it
 _MAX_MARKERS = 512
@@ -86,10 +88,22 @@ class MarkerProbe:
         self._registry = MarkerRegistry(self._random)
 
     async def run(self, worker: WorkerInfo, num_requests: int = NUM_REQUESTS) -> ProbeReport:
-        """Never raises for what goes wrong on the worker or on the way there."""
-        marked = self._make(num_requests)
+        """Again with longer answers while the requests miss each other. Never raises for what goes wrong on the
+        worker or on the way there."""
         # Many requests are let in over many steps: the first must not have ended before the last is there.
         max_tokens = MAX_TOKENS if num_requests <= NUM_REQUESTS else MAX_TOKENS + 2 * num_requests
+        num_tokens = 0
+        for factor in _LONGER:
+            # Half of the context is left to the prompt.
+            longer = max(max_tokens, min(factor * max_tokens, self._model.info.max_model_len // 2))
+            report = await self._try(worker, num_requests, longer)
+            num_tokens += report.num_tokens
+            if report.result is not Result.VOID:
+                break
+        return replace(report, num_tokens=num_tokens)
+
+    async def _try(self, worker: WorkerInfo, num_requests: int, max_tokens: int) -> ProbeReport:
+        marked = self._make(num_requests)
         core = ServingCore([self._model], Dispatcher(PinnedRouter(worker), self._pool))
         try:
             # The first goes ahead: while the worker is in its prefill the others arrive, and enter one step together.

@@ -29,7 +29,7 @@ from cluster.experiment.faults.layout import ChangedBatch
 from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.weights import LoadedModel
 from cluster.sentinel.governor import BatchGovernor, Step
-from cluster.sentinel.probe import MarkerProbe, Result
+from cluster.sentinel.probe import NUM_REQUESTS, MarkerProbe, Result
 from cluster.serving.generate_input import CallerFields, ChatInput, GenerateInput, SamplingInput
 
 BY_NAME: dict[str, Fault] = {fault.name: fault for fault in (*layout.FAULTS, *blocks.FAULTS)}
@@ -100,8 +100,10 @@ class ScriptedStreams:
         self._tokenizer = loaded.prompts.tokenizer.backend
         self._crosses, self._error = crosses, error
         self._markers: list[str] = []
+        self.max_tokens: list[int] = []
 
     async def stream(self, request: Request, on_finished: Callable[[], None]) -> AsyncGenerator[RequestOutput, None]:
+        self.max_tokens.append(request.sampling.max_tokens)
         if self._error is not None:
             yield RequestOutput(request.request_id, finished=True, error=self._error)
             return
@@ -118,16 +120,19 @@ class ScriptedStreams:
 
 
 class ScriptedControl:
-    """A worker's event log in which the requests did, or did not, share a step."""
+    """A worker's event log in which the requests share a step from a certain probe on, or never."""
 
-    def __init__(self, *, shares: bool = True) -> None:
-        self._shares = shares
+    def __init__(self, *, shares_from: int | None = 1) -> None:
+        self._shares_from = shares_from
+        self._num_traces = 0
         self.calls: list[ControlCall] = []
 
     async def call(self, worker: WorkerInfo, call: ControlCall) -> Any:
         self.calls.append(call)
         if isinstance(call, Trace):
-            steps = [7 if self._shares else number for number in range(len(call.request_ids))]
+            self._num_traces += 1
+            shares = self._shares_from is not None and self._num_traces >= self._shares_from
+            steps = [7 if shares else number for number in range(len(call.request_ids))]
             return tuple(
                 TracedEvent(step, 0.0, "write", number, 1, request_id, None, None)
                 for number, (request_id, step) in enumerate(zip(call.request_ids, steps, strict=True))
@@ -155,11 +160,22 @@ async def test_a_foreign_marker_is_a_leak_even_where_bits_cannot_be_compared(tin
 
 async def test_a_probe_that_could_not_have_leaked_is_void_and_one_without_answer_failed(tiny: LoadedModel) -> None:
     async with live(tiny) as both:
-        control = ScriptedControl(shares=False)
+        control = ScriptedControl(shares_from=None)
         assert (await run_scripted(tiny, both, ScriptedStreams(tiny), control))[0] is Result.VOID
-        assert sum(isinstance(call, PurgeUser) for call in control.calls) == 3
+        assert sum(isinstance(call, PurgeUser) for call in control.calls) == 9, "three users, three times"
         broken = ScriptedStreams(tiny, error=InternalError("the engine failed"))
         assert await run_scripted(tiny, both, broken, ScriptedControl()) == (Result.FAILED, "the engine failed")
+
+
+async def test_requests_that_missed_each_other_are_sent_again_with_longer_answers(tiny: LoadedModel) -> None:
+    async with live(tiny) as both:
+        streams = ScriptedStreams(tiny)
+        assert (await run_scripted(tiny, both, streams, ScriptedControl(shares_from=3)))[0] is Result.CLEAN
+        together_and_alone = 2 * NUM_REQUESTS
+        limit = both.model.info.max_model_len // 2
+        expected = [min(16, limit), min(64, limit), min(256, limit)]
+        assert streams.max_tokens == [each for each in expected for _ in range(together_and_alone)]
+        assert len(set(expected)) > 1
 
 
 def test_the_sentinels_tenant_is_nobody_elses(tmp_path: Any) -> None:
