@@ -24,9 +24,10 @@ from cluster.api.ids import BlockKey, WorkerId
 
 logger = logging.getLogger(__name__)
 
-BLOCK_MS = 200
+BLOCK_MS = 1000
 CHECK_PERIOD_S = 1.0
 GAP_GRACE_S = 0.2
+GAP_BLOCK_MS = 200
 
 
 @dataclass(slots=True)
@@ -102,7 +103,8 @@ class IndexFollower:
         await self._redis.aclose()
 
     async def _read(self) -> None:
-        for entry_id, payload in await self._stored.read_stream(self._last_id, BLOCK_MS):
+        block_ms = GAP_BLOCK_MS if self._gaps else BLOCK_MS
+        for entry_id, payload in await self._stored.read_stream(self._last_id, block_ms):
             self._last_id = entry_id
             self.counters.entries += 1
             try:

@@ -28,6 +28,7 @@ MAX_QUEUED_BATCHES = 10_000
 MAX_UNSENT_BLOCKS = 4096  # beyond that a new slot is cheaper for everyone, and the stream stays small
 MAX_BATCHES_PER_CALL = 64
 INLINE_SNAPSHOT_BLOCKS = 1024
+GATHER_S = 0.2  # steps come faster than a router needs to hear of them: what it has placed itself it knows already
 MAX_RENEWAL_S = 1.0  # also how soon a worker without traffic notices that Redis lost its data
 
 
@@ -107,7 +108,8 @@ class IndexPublisher:
             if len(self._queue) >= MAX_QUEUED_BATCHES:
                 self._queue.clear()  # the gap in the sequence is noticed and asks for a snapshot
             self._queue.append(item)
-        if self._loop is not None:
+            is_first = len(self._queue) == 1
+        if is_first and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: the worker is ending
                 self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -117,6 +119,7 @@ class IndexPublisher:
             try:
                 await self._bring_up_to_date()
                 failures = 0
+                await asyncio.sleep(GATHER_S)
                 await self._wait(min(self._settings.lease_s / 3, MAX_RENEWAL_S))
             except LifeLostError:
                 self._resend_all()

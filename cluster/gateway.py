@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from ray.serve.handle import DeploymentHandle
@@ -56,7 +56,7 @@ class Gateway:
         )
         self._serving = asyncio.create_task(self._http.serve(sockets=[self._socket]))
 
-    def check_health(self) -> None:
+    async def check_health(self) -> None:
         """Asked by Serve; raising means: replace this process."""
         if self._serving.done():
             raise RuntimeError("the HTTP server has ended")
@@ -66,7 +66,7 @@ class Gateway:
         if self._http is None:
             return  # it never came up
         await announce_leave(self._parts.drain_notice, self._grpc, self._config.settle_s)
-        self._http.should_exit = True
+        self._http.end()
         await asyncio.gather(self._grpc.stop(self._config.drain_timeout_s), self._serving)
         await self._parts.close()
 
@@ -79,11 +79,25 @@ async def announce_leave(notice: DrainNotice, grpc_server: GrpcServer, settle_s:
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the process is Serve's."""
+    """uvicorn without its signal handlers, since the process is Serve's, and without waking ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._is_ending = asyncio.Event()
+
+    def end(self) -> None:
+        self.should_exit = True
+        self._is_ending.set()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # which renews the Date header
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._is_ending.wait()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -30,6 +30,25 @@ from cluster.config import ClusterConfig
 APP_NAME = "watchword"
 # Ray keeps what it needs for a few hundred small messages; tokens do not pass through its object store.
 OBJECT_STORE_BYTES = 128 << 20
+# Ray's own watching took a quarter of a core beside an idle server, and each wake-up delays a step that uses all cores.
+# On one machine without a dashboard nobody reads most of it, and the rest need not be a tenth of a second old.
+QUIET_RAY = {
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",  # off
+    "RAY_enable_metrics_collection": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+    "METRICS_RECORD_INTERVAL_S": "60",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "60",
+    # Ray would copy its workers' logs to this terminal; with `log_to_driver` off it still looks for them.
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "60",
+    "RAY_LOG_MONITOR_MAX_OPEN_FILES": "0",
+}
 
 
 class LocalCluster:
@@ -154,14 +173,7 @@ def _start_ray(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would run workers at niceness 15: behind everything else on the machine, the gateway included.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray's own watching took 20 % of a core beside an idle server, and each wake-up delays a step that uses all cores:
-    # its tables of resources and Serve's control loop need not be a tenth of a second old.
-    for name, value in (
-        ("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "1"),
-        ("RAY_raylet_report_resources_period_milliseconds", "1000"),
-        ("RAY_gcs_pull_resource_loads_period_milliseconds", "5000"),
-        ("RAY_event_stats", "0"),
-    ):
+    for name, value in QUIET_RAY.items():
         os.environ.setdefault(name, value)
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)

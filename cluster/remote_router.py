@@ -182,11 +182,12 @@ class RemoteRouter:
             except Exception:
                 logger.exception("asking for the router failed; trying again")
                 self._note_up(False)
-            await asyncio.sleep(max(0.0, IMPATIENT_PERIOD_S - (time.monotonic() - started)))
             if self._workers and not self._is_down:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._watch_period_s - (time.monotonic() - started)):
                         await self._is_news.wait()
+            if (left_s := IMPATIENT_PERIOD_S - (time.monotonic() - started)) > 0:
+                await asyncio.sleep(left_s)
 
     async def _visit(self) -> None:
         """Raises what says that the router is gone."""

@@ -103,14 +103,14 @@ class WorkerReplica:
             self._tasks.append(asyncio.create_task(self._publisher.run()))
         logger.info("%s (epoch %s) serves on %s", self._worker_id, self._epoch, address)
 
-    def check_health(self) -> None:
+    async def check_health(self) -> None:
         """Asked by Serve; raising means: replace this process."""
         if self._engine.is_dead:
             raise RuntimeError("the engine is dead")
         if time.monotonic() - self._engine_answered_s > ENGINE_SILENCE_S:
             raise RuntimeError(f"the engine has not answered for {ENGINE_SILENCE_S:.0f} s")
 
-    def record_autoscaling_stats(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve, for its autoscaler (cluster/autoscaling.py): requests per sequence slot."""
         last = self._last_snapshot
         if last is None:
