@@ -18,6 +18,7 @@ import uvicorn
 from ray.serve.handle import DeploymentHandle
 
 from cluster.api.drain_notice import DrainNotice
+from cluster.api.precedence import yield_to_engines
 from cluster.assembly import GatewayParts, build_gateway_parts
 from cluster.config import ClusterConfig
 from cluster.grpc_server import GrpcServer
@@ -34,6 +35,7 @@ class Gateway:
         self, config: ClusterConfig, app_name: str, deployed_unix_s: float, workers: DeploymentHandle
     ) -> None:
         log_to()
+        yield_to_engines()
         self._config = config
         self._http: _EmbeddedServer | None = None
         self._parts: GatewayParts = await build_gateway_parts(config, app_name, deployed_unix_s)

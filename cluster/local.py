@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from cache_service.embedded import EmbeddedRedis
 from cluster.api.errors import InvalidRequestError
+from cluster.api.precedence import yield_at_start
 from cluster.api.secret import load_or_create_secret
 from cluster.auth.access import access_at
 from cluster.config import ClusterConfig
@@ -78,6 +79,7 @@ class LocalCluster:
 
     def start(self) -> None:
         """Returns when the application is deployed; its workers may still be loading (see wait_ready)."""
+        yield_at_start()
         os.umask(0o077)  # what Ray writes (its token, its logs) is for this user alone
         self._check_bind()
         from cluster.app import build_app, model_name

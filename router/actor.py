@@ -19,6 +19,7 @@ from cache_service.prefix_index import InMemoryPrefixIndex
 from cache_service.redis_index import IndexSettings
 from cluster.api.errors import UnavailableError
 from cluster.api.ids import WorkerId, new_epoch
+from cluster.api.precedence import yield_to_engines
 from cluster.api.router_channel import RouterAddress
 from cluster.api.secret import channel_token
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
@@ -43,6 +44,7 @@ class RouterActor:
     """Thin shell: every decision is the plain Router's. Async: all of it on one event loop."""
 
     def __init__(self, settings: RouterSettings) -> None:
+        yield_to_engines()
         self._settings = settings
         self._index = InMemoryPrefixIndex()
         self._router = Router(

@@ -25,6 +25,7 @@ from cache_service.redis_index import IndexSettings
 from cluster.api.drain_notice import DrainNotice
 from cluster.api.ids import WorkerId, new_epoch
 from cluster.api.output import RequestOutput
+from cluster.api.precedence import thread_ids, yield_to_engines
 from cluster.api.secret import channel_token
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
 from workers.adapter_loader import AdapterLoader
@@ -86,7 +87,9 @@ class WorkerReplica:
         self._is_registration_due = False
         self._router_actor: Any = None
         self._planted = planted_parts(settings.planted, serve.get_replica_context().rank.rank)
+        others = thread_ids()
         self._runner = await asyncio.to_thread(_load_runner, settings.runner, self._planted)
+        computing = thread_ids() - others
         self._engine = self._build_engine()
         host = ray.util.get_node_ip_address() if settings.channel_host == "node" else settings.channel_host
         token = channel_token(settings.secret_file.read_bytes().strip())
@@ -95,6 +98,7 @@ class WorkerReplica:
         self._channel = WorkerChannel(self._engine, self._control, token, self._epoch, host)
         address = await self._channel.start()
         self._engine.start()
+        yield_to_engines({*computing, self._engine.thread_id})
         self._engine_answered_s = time.monotonic()
         self._info = self._describe(address)
         self._publisher = self._build_publisher()

@@ -58,6 +58,12 @@ class AsyncLLMEngine:
         """True once a step has crashed: the worker must be restarted."""
         return isinstance(self._closed, InternalError)
 
+    @property
+    def thread_id(self) -> int:
+        """The system's id of the step thread, once it has been started."""
+        assert self._thread.native_id is not None
+        return self._thread.native_id
+
     def start(self) -> None:
         if self._pump is not None:
             self._pump.start()

@@ -80,8 +80,8 @@ def run_local(config: ClusterConfig) -> None:
         cluster.start()
         if cluster.wait_ready(READY_TIMEOUT_S, stop):
             _print_addresses(cluster, time.monotonic() - started)
-        # Not one endless wait: a signal that comes while the process is suspended (Ctrl-Z) may later be given to another
-        # thread, and then Python runs its handler only when this one wakes for some reason of its own.
+        # Not one endless wait: a signal that comes while the process is suspended (Ctrl-Z) may later be given to
+        # another thread, and then Python runs its handler only when this one wakes for some reason of its own.
         while not stop.wait(1.0):
             pass
         console.print("stopping: running requests may finish; press Ctrl-C again to cut them short")

@@ -31,7 +31,8 @@ serve.run_local(None)
 def test_a_signal_ends_the_server(number: signal.Signals, thread: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", SERVE, thread], stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
         time.sleep(0.2)  # it is waiting by now
         process.send_signal(number)
         assert process.wait(timeout=20) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 
@@ -162,3 +163,16 @@ def gauge(metrics: str, name: str) -> float:
     values = [float(line.split()[-1]) for line in metrics.splitlines() if line.startswith((name + " ", name + "{"))]
     assert values, f"{name} is not among the metrics"
     return sum(values)
+
+
+def test_engines_go_before_everything_else(cluster: Cluster) -> None:
+    """Of the running service: a worker has threads that nothing of ours cuts into, a gateway and the router none."""
+
+    def goes_first(name: str) -> set[bool]:
+        found = cluster.server.find(name)
+        assert found
+        return {any(os.sched_getscheduler(thread.id) == os.SCHED_OTHER for thread in each.threads()) for each in found}
+
+    assert goes_first("ServeReplica:watchword:Worker") == {True}
+    assert goes_first("ServeReplica:watchword:Gateway") == {False}
+    assert goes_first("RouterActor") == {False}
