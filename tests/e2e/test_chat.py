@@ -165,7 +165,7 @@ def gauge(metrics: str, name: str) -> float:
     return sum(values)
 
 
-def test_engines_go_before_everything_else(cluster: Cluster) -> None:
+def test_engines_go_before_everything_else(cluster):
     """Of the running service: a worker has threads that nothing of ours cuts into, a gateway and the router none."""
 
     def goes_first(name: str) -> set[bool]:
