@@ -79,13 +79,13 @@ class LocalCluster:
 
     def start(self) -> None:
         """Returns when the application is deployed; its workers may still be loading (see wait_ready)."""
-        yield_at_start()
         os.umask(0o077)  # what Ray writes (its token, its logs) is for this user alone
         self._check_bind()
         from cluster.app import build_app, model_name
 
         self.model_name = model_name(self.config)  # before anything runs: it may be wrong
         load_or_create_secret(self.config.secret_path)
+        yield_at_start()
         config = self.config.model_copy(update={"redis_url": None, "redis_url_file": self._redis_url_file()})
         self._report("starting Ray")
         _start_ray(config)

@@ -32,7 +32,7 @@ from cluster.serving.core import ServedModel, ServingCore
 from cluster.serving.generate_input import CallerFields, ChatInput, GenerateInput, SamplingInput
 
 MAX_TOKENS = 16  # enough for any marker, which an obedient model says first
-# On a fast worker the first request may end before the others arrive: longer answers give them the time.
+# On a fast worker the first of a few may end before the others arrive: longer answers give them the time.
 _LONGER = (1, 4, 16)
 TIMEOUT_S = 60.0
 NUM_REQUESTS = 3  # one that goes ahead, and a pair behind it
@@ -88,15 +88,16 @@ class MarkerProbe:
         self._registry = MarkerRegistry(self._random)
 
     async def run(self, worker: WorkerInfo, num_requests: int = NUM_REQUESTS) -> ProbeReport:
-        """Again with longer answers while the requests miss each other. Never raises for what goes wrong on the
+        """A few that miss each other are sent again with longer answers. Never raises for what goes wrong on the
         worker or on the way there."""
-        # Many requests are let in over many steps: the first must not have ended before the last is there.
-        max_tokens = MAX_TOKENS if num_requests <= NUM_REQUESTS else MAX_TOKENS + 2 * num_requests
+        if num_requests > NUM_REQUESTS:
+            # Many requests are let in over many steps: the first must not have ended before the last is there.
+            return await self._try(worker, num_requests, MAX_TOKENS + 2 * num_requests)
         num_tokens = 0
         for factor in _LONGER:
             # Half of the context is left to the prompt.
-            longer = max(max_tokens, min(factor * max_tokens, self._model.info.max_model_len // 2))
-            report = await self._try(worker, num_requests, longer)
+            max_tokens = max(MAX_TOKENS, min(factor * MAX_TOKENS, self._model.info.max_model_len // 2))
+            report = await self._try(worker, num_requests, max_tokens)
             num_tokens += report.num_tokens
             if report.result is not Result.VOID:
                 break
