@@ -36,7 +36,7 @@ class IndexPublisher:
     """One life (`epoch`) of one worker. `run` it as a task; `publish` and `publish_snapshot` from any thread.
 
     `request_snapshot` is called when a batch of the worker itself is missing; it must not block. The worker answers
-    with `publish_snapshot`. All else heals from the publisher's own copy.
+    with `publish_snapshot`. All else heals from the publisher's own copy. Batches of `gather_s` seconds go in one call.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class IndexPublisher:
         *,
         request_snapshot: Callable[[], None] = lambda: None,
         limits: RedisLimits | None = None,
+        gather_s: float = GATHER_S,
     ) -> None:
         check_names(worker_id, epoch)
         self.worker_id = worker_id
@@ -57,6 +58,7 @@ class IndexPublisher:
         self.num_outages = 0
         self._settings = settings
         self._request_snapshot = request_snapshot
+        self._gather_s = gather_s
         self._redis = GuardedRedis(url, limits)
         self._index = RedisIndex(self._redis, settings)
         self._started_ms = now_ms()
@@ -119,7 +121,7 @@ class IndexPublisher:
             try:
                 await self._bring_up_to_date()
                 failures = 0
-                await asyncio.sleep(GATHER_S)
+                await asyncio.sleep(self._gather_s)
                 await self._wait(min(self._settings.lease_s / 3, MAX_RENEWAL_S))
             except LifeLostError:
                 self._resend_all()

@@ -106,6 +106,7 @@ class RedisHarness:
                 epoch,
                 request_snapshot=lambda: self.asked.add(worker_id),
                 limits=PATIENT,
+                gather_s=0.0,
             )
             self._publishers[worker_id, epoch] = publisher, asyncio.create_task(publisher.run())
         return self._publishers[worker_id, epoch][0]

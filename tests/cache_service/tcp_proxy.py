@@ -1,4 +1,4 @@
-"""A TCP proxy that delays what passes, cuts connections, or speaks TLS to its clients."""
+"""A TCP proxy that delays or holds what passes, cuts connections, or speaks TLS to its clients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from contextlib import suppress
 
 
 class TcpProxy:
-    """Forwards to 127.0.0.1:`target_port`. `delay_s` may be changed at any time; so may `is_cut`, for new bytes."""
+    """Forwards to 127.0.0.1:`target_port`. `delay_s` may be changed at any time; so may `is_cut`, for new bytes.
+
+    Nothing passes while `passing` is cleared.
+    """
 
     def __init__(self, target_port: int, delay_s: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
         self.delay_s = delay_s
         self.is_cut = False
+        self.passing = asyncio.Event()
+        self.passing.set()
         self.num_connections = 0
         self._target_port = target_port
         self._tls = tls
@@ -51,6 +56,7 @@ class TcpProxy:
         with suppress(ConnectionError, ssl.SSLError):
             while (piece := await source.read(65536)) and not self.is_cut:
                 await asyncio.sleep(self.delay_s / 2)
+                await self.passing.wait()
                 sink.write(piece)
                 await sink.drain()
         sink.close()

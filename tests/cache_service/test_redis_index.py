@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from index_harness import PATIENT, FollowerHarness, RedisHarness, eventually, keys, prints, stored
@@ -209,6 +210,38 @@ def test_a_publisher_refuses_events_of_others(redis_server: EmbeddedRedis, names
         publisher.publish(EventBatch(B, "e1", 1, ()))
     with pytest.raises(ValueError, match="was given worker-a e2"):
         publisher.publish_snapshot(Snapshot(A, "e2", 1, ()))
+
+
+@pytest.mark.parametrize(("gather_s", "is_one_call_each"), [(0.0, True), (1.0, False)])
+async def test_batches_of_a_moment_go_in_one_call(
+    redis_server: EmbeddedRedis,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    gather_s: float,
+    is_one_call_each: bool,
+) -> None:
+    calls: list[int] = []
+    advance = RedisIndex.advance
+
+    async def counted(index: RedisIndex, *args: Any) -> None:
+        calls.extend([len(args[-1])] if args[-1] else [])
+        await advance(index, *args)
+
+    monkeypatch.setattr(RedisIndex, "advance", counted)
+    publisher = IndexPublisher(redis_server.url, IndexSettings(namespace), A, "e1", gather_s=gather_s)
+    running = asyncio.create_task(publisher.run())
+    await eventually(lambda: publisher.is_synced)
+    for sequence in range(1, 11):
+        publisher.publish(EventBatch(A, "e1", sequence, (stored(sequence),)))
+        await asyncio.sleep(0.001)
+        if is_one_call_each:
+            await eventually(lambda: publisher.num_unsent == 0)
+    await eventually(lambda: publisher.num_unsent == 0)
+    assert sum(calls) == 10
+    assert (len(calls) == 10) is is_one_call_each
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await publisher.aclose()
 
 
 async def _until(read: object, wanted: object, timeout_s: float = 20.0) -> None:
