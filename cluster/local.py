@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from stat import S_ISDIR
 
@@ -116,14 +116,13 @@ class LocalCluster:
     def stop(self) -> None:
         """Drains and ends everything. A KeyboardInterrupt cuts the draining short, never the ending."""
         try:
-            # Ray complains on stderr that its own controller, which it is just ending, has ended.
-            with contextlib.redirect_stderr(io.StringIO()):
-                if ray.is_initialized():
+            if ray.is_initialized():
+                with _ray_kept_quiet():
                     serve.shutdown()
         except KeyboardInterrupt:
             self._report("cutting running requests short")
         finally:
-            with contextlib.redirect_stderr(io.StringIO()):
+            with _ray_kept_quiet():
                 ray.shutdown()
             if self._redis is not None:
                 self._redis.stop()
@@ -190,6 +189,13 @@ def _start_ray(config: ClusterConfig) -> None:
         _node_ip_address="127.0.0.1",
         _temp_dir=str(_private_folder() / "ray"),
     )
+
+
+@contextlib.contextmanager
+def _ray_kept_quiet() -> Iterator[None]:
+    """Ray tells the terminal that its own controller, which it is just ending, has ended, and is tried again."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _private_folder() -> Path:
