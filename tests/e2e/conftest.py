@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ def make_key(state_dir: Path, *args: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        env={"WATCHWORD_STATE_DIR": str(state_dir), "HOME": "/root"},
+        env={**os.environ, "WATCHWORD_STATE_DIR": str(state_dir)},
     )
     return result.stdout.strip().splitlines()[-1].split()[-1]
 
@@ -71,3 +72,4 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 def _stop(server: Server) -> None:
     status = server.stop()
     assert status == 0, server.output()
+    assert "ServeController" not in server.output(), "what Ray says of its own end is of no use to anyone"
