@@ -18,7 +18,7 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from cache_service.breaker import CircuitBreaker
 from cluster.api.errors import UnavailableError
@@ -137,7 +137,8 @@ class GuardedRedis:
         error = task.exception()
         if error is None:
             return task.result()
-        if isinstance(error, RedisError | OSError | TimeoutError | asyncio.IncompleteReadError):
+        # No node of a cluster answers: not among the client's other errors.
+        if isinstance(error, RedisError | RedisClusterException | OSError | TimeoutError | asyncio.IncompleteReadError):
             raise RedisUnavailableError(f"the index failed with {type(error).__name__}") from None
         raise error
 
