@@ -30,6 +30,8 @@ INSTALL_HINT = (
 )
 READY_TIMEOUT_S = 30.0
 RESPAWN_PAUSE_S = 0.2
+PORT_ATTEMPTS = 5
+PORT_TAKEN = "Address already in use"
 PR_SET_PDEATHSIG = 1
 
 
@@ -71,7 +73,6 @@ class EmbeddedRedis:
 
     def start(self) -> None:
         """Returns when the server answers an authenticated PING. Raises EmbeddedRedisError."""
-        self._port = _free_port()
         started = threading.Event()
         failure: list[EmbeddedRedisError] = []
         # One thread starts the server and stays: Linux sends the death signal when the *thread* that forked is gone.
@@ -95,7 +96,7 @@ class EmbeddedRedis:
 
     def _supervise_server(self, started: threading.Event, failure: list[EmbeddedRedisError]) -> None:
         try:
-            self._spawn()
+            self._spawn_on_free_port()
         except EmbeddedRedisError as error:
             failure.append(error)
             return
@@ -115,6 +116,17 @@ class EmbeddedRedis:
                     break
                 except EmbeddedRedisError as error:
                     logger.warning("embedded Redis: %s", error)
+
+    def _spawn_on_free_port(self) -> None:
+        """A port that was free can be another process's before the server listens on it."""
+        for attempts_left in reversed(range(PORT_ATTEMPTS)):
+            self._port = _free_port()
+            try:
+                self._spawn()
+                return
+            except EmbeddedRedisError as error:
+                if not attempts_left or PORT_TAKEN not in str(error):
+                    raise
 
     def _spawn(self) -> None:
         try:
