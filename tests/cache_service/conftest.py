@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Iterator
 
+import free_ports
 import pytest
 
 from cache_service.embedded import EmbeddedRedis, EmbeddedRedisError, find_server
@@ -23,10 +23,10 @@ def redis_server() -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def dead_port() -> Iterator[int]:
+    """Connections to it are refused."""
+    with free_ports.dead_port() as port:
+        yield port
 
 
 @pytest.fixture

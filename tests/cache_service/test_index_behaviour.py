@@ -6,10 +6,19 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from index_harness import FollowerHarness, Harness, MemoryHarness, RedisHarness, keys, prints, removed, stored
+from index_harness import (
+    FollowerHarness,
+    Harness,
+    MemoryHarness,
+    RedisHarness,
+    keys,
+    prints,
+    removed,
+    settings_of,
+    stored,
+)
 
 from cache_service.events import AllBlocksCleared, BlockEvent, EventBatch, Snapshot
-from cache_service.redis_index import IndexSettings
 from cluster.api.ids import WorkerId
 
 A, B, C = WorkerId("worker-a"), WorkerId("worker-b"), WorkerId("worker-c")
@@ -22,7 +31,7 @@ async def index(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator
         harness = MemoryHarness()
     else:
         url = request.getfixturevalue("redis_server").url
-        settings = IndexSettings(namespace, num_shards=3 if request.param == "redis-3-shards" else 1)
+        settings = settings_of(namespace, num_shards=3 if request.param == "redis-3-shards" else 1)
         harness = FollowerHarness(url, settings) if request.param == "follower" else RedisHarness(url, settings)
     yield harness
     await harness.aclose()

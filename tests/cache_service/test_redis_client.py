@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import socket
 import ssl
 import subprocess
 import time
@@ -17,13 +16,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from index_harness import FollowerHarness, eventually, keys, prints, stored
+from free_ports import free_port
+from index_harness import PATIENCE_S, PATIENT, FollowerHarness, keys, prints, settings_of, stored
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from tcp_proxy import TcpProxy
 
 from cache_service.embedded import EmbeddedRedis, find_server
 from cache_service.events import EventBatch
 from cache_service.redis_client import GuardedRedis, RedisLimits, RedisUnavailableError, connect
-from cache_service.redis_index import IndexSettings
+from cache_service.redis_index import IndexSettings, RedisIndex
 from cluster.api.ids import WorkerId
 
 A, B = WorkerId("worker-a"), WorkerId("worker-b")
@@ -60,11 +62,11 @@ async def test_tls_with_a_certificate_that_is_checked(
     context.load_cert_chain(*certificate)
     async with TcpProxy(redis_server.port, tls=context) as proxy:
         url = redis_server.url.replace("redis://", "rediss://").replace(f":{redis_server.port}/", f":{proxy.port}/")
-        stranger = GuardedRedis(url, RedisLimits(deadline_s=5))
+        stranger = GuardedRedis(url, PATIENT)
         with pytest.raises(RedisUnavailableError):
             await stranger.run([("PING",)])
         await stranger.aclose()
-        await _works(f"{url}?ssl_ca_certs={certificate[0]}", IndexSettings(namespace))
+        await _works(f"{url}?ssl_ca_certs={certificate[0]}", settings_of(namespace))
 
 
 async def test_an_acl_user_needs_no_more_than_its_own_keys(redis_server: EmbeddedRedis, namespace: str) -> None:
@@ -74,53 +76,58 @@ async def test_an_acl_user_needs_no_more_than_its_own_keys(redis_server: Embedde
         commands += " xread xinfo|stream info set"
         admin.execute_command("ACL", "SETUSER", "watchword", *rules, *(f"+{name}" for name in commands.split()))
     url = f"redis://watchword:s%25cr%40t@127.0.0.1:{redis_server.port}/0"
-    await _works(url, IndexSettings(namespace))
-    with pytest.raises(AssertionError):
-        await _works(url, IndexSettings("foreign"), timeout_s=1.0)
+    await _works(url, settings_of(namespace))
+    stranger = RedisIndex(GuardedRedis(url, PATIENT), settings_of("foreign"))
+    for refused in (stranger.claim(A, "e1", 1), stranger.status(), stranger.match(keys(1))):
+        with pytest.raises(RedisUnavailableError, match="NoPermission"):
+            await refused
+    await stranger.redis.aclose()
 
 
 @pytest.fixture
-def sentinel(redis_server: EmbeddedRedis, tmp_path: Path, unused_port: int) -> Iterator[str]:
-    """A sentinel that watches the server, as a URL."""
+def sentinel(redis_server: EmbeddedRedis, tmp_path: Path, dead_port: int) -> Iterator[str]:
+    """A sentinel that watches the server, as a URL, after one that does not answer."""
     password = redis_server.url.split(":")[2].partition("@")[0]
     config = tmp_path / "sentinel.conf"
+    port = free_port()
     config.write_text(
-        f"port {unused_port}\nbind 127.0.0.1\nprotected-mode no\ndir {tmp_path}\n"
+        f"port {port}\nbind 127.0.0.1\nprotected-mode no\ndir {tmp_path}\n"
         f"sentinel monitor main 127.0.0.1 {redis_server.port} 1\nsentinel auth-pass main {password}\n"
     )
     process = subprocess.Popen([find_server(), config, "--sentinel"], stdout=subprocess.DEVNULL)
-    _await_port(unused_port)
-    yield f"redis+sentinel://:{password}@127.0.0.1:1,127.0.0.1:{unused_port}/main"
+    _await_server(port, process)
+    yield f"redis+sentinel://:{password}@127.0.0.1:{dead_port},127.0.0.1:{port}/main"
     process.kill()
     process.wait()
 
 
 async def test_sentinels_name_the_master(sentinel: str, namespace: str) -> None:
-    """The first of the two sentinels does not answer."""
-    await _works(sentinel, IndexSettings(namespace))
+    await _works(sentinel, settings_of(namespace))
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
     """Three nodes with a third of the slots each, as the URL of one of them."""
-    ports = [_free_cluster_port() for _ in range(3)]
+    ports, bus_ports = ([free_port() for _ in range(3)] for _ in range(2))
     processes = []
-    for port in ports:
+    for port, bus_port in zip(ports, bus_ports, strict=True):
         folder = tmp_path / str(port)
         folder.mkdir()
-        options = f"--port {port} --bind 127.0.0.1 --cluster-enabled yes --dir {folder} --appendonly no --save".split()
-        processes.append(subprocess.Popen([find_server(), *options, ""], stdout=subprocess.DEVNULL))
+        options = f"--port {port} --bind 127.0.0.1 --dir {folder} --appendonly no --save".split()
+        cluster = f"--cluster-enabled yes --cluster-port {bus_port} --cluster-node-timeout 60000".split()
+        command = [find_server(), *options, "", *cluster]
+        processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
     nodes = []
-    for port in ports:
-        _await_port(port)
+    for port, process in zip(ports, processes, strict=True):
+        _await_server(port, process)
         nodes.append(redis.Redis(port=port))
     bounds = [0, 5461, 10923, 16384]
     for number, node in enumerate(nodes):
         node.execute_command("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
         node.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-    for port in ports[1:]:
-        nodes[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
-    deadline = time.monotonic() + 20
+    for port, bus_port in zip(ports[1:], bus_ports[1:], strict=True):
+        nodes[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port, bus_port)
+    deadline = time.monotonic() + PATIENCE_S
     while any(node.cluster("INFO")["cluster_state"] != "ok" for node in nodes):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -133,7 +140,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 
 async def test_a_cluster_holds_the_shards_on_its_nodes(cluster: str, namespace: str) -> None:
-    await _works(cluster, IndexSettings(namespace, num_shards=8))
+    await _works(cluster, settings_of(namespace, num_shards=8))
     used = []
     for node in redis.RedisCluster.from_url(cluster.replace("+cluster", "")).get_primaries():
         with redis.Redis(port=node.port) as client:
@@ -177,24 +184,30 @@ def test_settings_out_of_range_are_refused(options: dict[str, object], message: 
         IndexSettings(**options)  # type: ignore[arg-type]
 
 
-async def test_errors_name_no_address_password_or_key(unused_port: int) -> None:
-    client = GuardedRedis(f"redis://user:hunter2@127.0.0.1:{unused_port}/0", RedisLimits(deadline_s=5))
+async def test_errors_name_no_address_password_or_key(dead_port: int) -> None:
+    client = GuardedRedis(f"redis://user:hunter2@127.0.0.1:{dead_port}/0", PATIENT)
     with pytest.raises(RedisUnavailableError) as failure:
         await client.run([("GET", "some-key")])
     told = f"{failure.value} {failure.value.__cause__}"
     assert "failed with ConnectionError" in told
-    assert not any(secret in told for secret in ("hunter2", str(unused_port), "127.0.0.1", "some-key"))
+    assert not any(secret in told for secret in ("hunter2", str(dead_port), "127.0.0.1", "some-key"))
     await client.aclose()
 
 
-async def _works(url: str, settings: IndexSettings, timeout_s: float = 20.0) -> None:
+@pytest.mark.parametrize("url", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/main"])
+async def test_whatever_is_away_is_told_in_one_way(url: str, dead_port: int) -> None:
+    client = GuardedRedis(url.format(f"127.0.0.1:{dead_port}"), PATIENT)
+    with pytest.raises(RedisUnavailableError):
+        await client.run([("PING",)])
+    await client.aclose()
+
+
+async def _works(url: str, settings: IndexSettings) -> None:
     """Workers publish, a reader looks up, a follower follows."""
     harness = FollowerHarness(url, settings)
     try:
         for name, numbers in ((A, range(200)), (B, range(5))):
-            publisher = await harness.publisher(name, "e1")
-            publisher.publish(EventBatch(name, "e1", 1, (stored(*numbers),)))
-            await eventually(lambda publisher=publisher: publisher.is_synced and not publisher.num_unsent, timeout_s)
+            await harness.apply(EventBatch(name, "e1", 1, (stored(*numbers),)))
         assert await harness.match(keys(*range(10))) == {A: 10, B: 5}
         assert await harness.reader.match(keys(*range(10))) == {A: 10, B: 5}
         assert await harness.keys(B) == prints(*range(5))
@@ -202,26 +215,17 @@ async def _works(url: str, settings: IndexSettings, timeout_s: float = 20.0) -> 
         await harness.aclose()
 
 
-def _free_cluster_port() -> int:
-    """The bus listens on port + 10000."""
-    while True:
-        with socket.socket() as probe, socket.socket() as bus:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-            if port + 10_000 > 65_535:
-                port -= 20_000
+def _await_server(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Until the very process answers on that port."""
+    deadline = time.monotonic() + PATIENCE_S
+    with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
+        while True:
+            assert process.poll() is None, f"the server ended with {process.returncode}"
             try:
-                bus.bind(("127.0.0.1", port + 10_000))
-                return port
-            except OSError:
+                found = client.info("server")["process_id"]
+            except redis.ConnectionError:
+                assert time.monotonic() < deadline, f"nothing listens on {port}"
+                time.sleep(0.02)
                 continue
-
-
-def _await_port(port: int) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"nothing listens on {port}")
+            assert found == process.pid, "another server has the port"
+            return

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from index_harness import PATIENT, FollowerHarness, RedisHarness, eventually, keys, prints, stored
+from index_harness import (
+    PATIENT,
+    FollowerHarness,
+    RedisHarness,
+    end_lease,
+    eventually,
+    eventually_equal,
+    keys,
+    prints,
+    settings_of,
+    stored,
+)
+from tcp_proxy import TcpProxy
 
 from cache_service.embedded import EmbeddedRedis
 from cache_service.event_codec import SnapshotStored, WorkerDropped, decode, encode
 from cache_service.events import AllBlocksCleared, BlockStored, EventBatch, Snapshot
+from cache_service.index_follower import IndexFollower
 from cache_service.index_publisher import IndexPublisher
+from cache_service.prefix_index import InMemoryPrefixIndex
 from cache_service.redis_client import GuardedRedis
 from cache_service.redis_index import FencedError, IndexSettings, LifeLostError, RedisIndex, now_ms
 from cache_service.sweeper import Sweeper
@@ -24,8 +39,7 @@ A, B = WorkerId("worker-a"), WorkerId("worker-b")
 
 @pytest.fixture
 async def harness(redis_server: EmbeddedRedis, namespace: str) -> AsyncIterator[FollowerHarness]:
-    """With a lease of half a second, so that deaths are soon noticed."""
-    harness = FollowerHarness(redis_server.url, IndexSettings(namespace, lease_s=0.5))
+    harness = FollowerHarness(redis_server.url, settings_of(namespace))
     yield harness
     await harness.aclose()
 
@@ -33,14 +47,8 @@ async def harness(redis_server: EmbeddedRedis, namespace: str) -> AsyncIterator[
 @pytest.fixture
 async def index(redis_server: EmbeddedRedis, namespace: str) -> AsyncIterator[RedisIndex]:
     redis = GuardedRedis(redis_server.url, PATIENT)
-    yield RedisIndex(redis, IndexSettings(namespace, lease_s=0.5))
+    yield RedisIndex(redis, settings_of(namespace))
     await redis.aclose()
-
-
-async def _kill(harness: RedisHarness, number: int) -> None:
-    """The process of a worker is gone: nothing is said any more."""
-    harness.tasks[number].cancel()
-    await asyncio.wait({harness.tasks[number]})
 
 
 async def test_a_dead_worker_is_forgotten_and_swept(harness: FollowerHarness) -> None:
@@ -48,35 +56,78 @@ async def test_a_dead_worker_is_forgotten_and_swept(harness: FollowerHarness) ->
     await harness.apply(EventBatch(B, "e1", 1, (stored(*range(100)),)))
     assert await harness.match(keys(*range(64))) == {A: 64, B: 64}
     slot = (await harness.reader.status()).workers[A].slot
-    await _kill(harness, 0)
-    await _until(lambda: harness.reader.match(keys(*range(64))), {B: 64})
-    await eventually(lambda: harness.index.match(keys(*range(64))) == {B: 64})
-    await _until(lambda: harness.reader.dump(frozenset({slot})), {slot: []})
+    await harness.kill(A)
+    await end_lease(harness.reader, A)
+    assert await harness.reader.match(keys(*range(64))) == {B: 64}
+    sweeper = Sweeper(harness.reader)
+    await sweeper.sweep_once()
+    assert await harness.match(keys(*range(64))) == {B: 64}
+    await sweeper.sweep_once()
+    assert await harness.reader.dump(frozenset({slot})) == {slot: []}
     assert await harness.reader.keys(B) == prints(*range(100))
     assert await _num_blocks(harness.reader) == 100
-    await _until(lambda: _slots_to_sweep(harness.reader), ())
+    assert (await harness.reader.status()).slots_to_sweep == ()
 
 
-async def test_a_worker_that_slept_longer_than_its_lease_returns(harness: FollowerHarness) -> None:
+async def test_every_publisher_sweeps(redis_server: EmbeddedRedis, namespace: str, index: RedisIndex) -> None:
+    start = now_ms()
+    slot = await index.claim(A, "e", start)
+    await index.fill(slot, sorted(prints(*range(100))))
+    await index.commit(slot, start, Snapshot(A, "e", 0, keys(*range(100))))
+    await end_lease(index, A)
+    assert await index.dump(frozenset({slot})) != {slot: []}
+    publisher = IndexPublisher(redis_server.url, IndexSettings(namespace, lease_s=0.5), B, "e", limits=PATIENT)
+    running = asyncio.create_task(publisher.run())
+    await eventually_equal(lambda: index.dump(frozenset({slot})), {slot: []})
+    assert A not in (await index.status()).workers
+    running.cancel()
+    await asyncio.wait({running})
+    await publisher.aclose()
+
+
+async def test_a_follower_forgets_who_stays_away(redis_server: EmbeddedRedis, harness: FollowerHarness) -> None:
+    """Without a word of a sweeper: the lease has been over for as long as it lasts."""
+    await harness.apply(EventBatch(A, "e1", 1, (stored(1),)))
+    await harness.apply(EventBatch(B, "e1", 1, (stored(1),)))
+    index = InMemoryPrefixIndex()
+    settings = replace(harness.settings, lease_s=0.5)
+    follower = IndexFollower(redis_server.url, settings, index, limits=PATIENT)
+    following = asyncio.create_task(follower.run())
+    await eventually(lambda: index.match(keys(1)) == {A: 1, B: 1})
+    await harness.kill(A)
+    await end_lease(harness.reader, A)
+    await eventually(lambda: index.match(keys(1)) == {B: 1})
+    following.cancel()
+    await asyncio.wait({following})
+    await follower.aclose()
+
+
+async def test_a_worker_that_slept_longer_than_its_lease_returns(
+    redis_server: EmbeddedRedis, harness: FollowerHarness
+) -> None:
     """Suspended, not dead: buried by others, and welcome again with its own epoch."""
-    await harness.apply(EventBatch(A, "e1", 1, (stored(1, 2),)))
-    await harness.match(keys(1))
-    await harness.reader.bury(A)
-    await eventually(lambda: harness.index.match(keys(1, 2)) == {})
-    await eventually(lambda: harness.index.match(keys(1, 2)) == {A: 2})
-    await harness.apply(EventBatch(A, "e1", 2, (stored(3),)))
-    assert await harness.match(keys(1, 2, 3)) == {A: 3}
+    async with TcpProxy(redis_server.port) as proxy:
+        url = redis_server.url.replace(f":{redis_server.port}/", f":{proxy.port}/")
+        sleeper = RedisHarness(url, harness.settings)
+        await sleeper.apply(EventBatch(A, "e1", 1, (stored(1, 2),)))
+        assert await harness.match(keys(1, 2)) == {A: 2}
+        proxy.passing.clear()
+        await harness.reader.bury(A)
+        await eventually(lambda: harness.index.match(keys(1, 2)) == {})
+        proxy.passing.set()
+        await eventually(lambda: harness.index.match(keys(1, 2)) == {A: 2})
+        await sleeper.apply(EventBatch(A, "e1", 2, (stored(3),)))
+        assert await harness.match(keys(1, 2, 3)) == {A: 3}
+        await sleeper.aclose()
 
 
-async def test_a_clean_farewell_is_followed_at_once(redis_server: EmbeddedRedis, namespace: str) -> None:
-    harness = FollowerHarness(redis_server.url, IndexSettings(namespace, lease_s=600))
+async def test_a_clean_farewell_is_followed_at_once(harness: FollowerHarness) -> None:
     await harness.apply(EventBatch(A, "e1", 1, (stored(1),)))
     assert await harness.match(keys(1)) == {A: 1}
     publisher = await harness.publisher(A, "e1")
-    await _kill(harness, 0)
+    await harness.kill(A)
     await publisher.aclose()
-    await eventually(lambda: harness.index.match(keys(1)) == {})
-    await harness.aclose()
+    assert await harness.match(keys(1)) == {}
 
 
 async def test_an_older_life_is_fenced_off(index: RedisIndex) -> None:
@@ -100,7 +151,7 @@ async def test_a_younger_life_whose_clock_is_behind_waits_for_the_lease(index: R
     await index.commit(slot, start, Snapshot(A, "old", 0, ()))
     with pytest.raises(FencedError):
         await index.claim(A, "new", start - 60_000)
-    await asyncio.sleep(0.6)
+    await end_lease(index, A)
     slot = await index.claim(A, "new", start - 60_000)
     await index.commit(slot, start - 60_000, Snapshot(A, "new", 0, ()))
     assert (await index.status()).workers[A].epoch == "new"
@@ -161,9 +212,13 @@ async def test_no_command_walks_the_key_space(redis_server: EmbeddedRedis, harne
     await harness.reader.match(keys(1))
     await harness.reader.keys(A)
     await Sweeper(harness.reader).sweep_once()
-    used = {name.split("_")[1] for name in await _command_names(harness.reader)}
-    assert {"eval", "xread", "hget"} <= used
-    assert not used & {"keys", "scan", "hscan", "smembers", "flushdb"}
+
+    # A follower that comes late finds all of this stored, and only then waits for an entry.
+    async def is_complete() -> bool:
+        return {"eval", "xread", "hget"} <= await _commands_used(harness.reader)
+
+    await eventually_equal(is_complete, True)
+    assert not await _commands_used(harness.reader) & {"keys", "scan", "hscan", "smembers", "flushdb"}
 
 
 @pytest.mark.parametrize(
@@ -205,14 +260,14 @@ def test_names_that_no_index_can_hold_are_refused(worker_id: str, epoch: str) ->
 
 
 def test_a_publisher_refuses_events_of_others(redis_server: EmbeddedRedis, namespace: str) -> None:
-    publisher = IndexPublisher(redis_server.url, IndexSettings(namespace), A, "e1")
+    publisher = IndexPublisher(redis_server.url, settings_of(namespace), A, "e1")
     with pytest.raises(ValueError, match="publisher of worker-a e1 was given worker-b e1"):
         publisher.publish(EventBatch(B, "e1", 1, ()))
     with pytest.raises(ValueError, match="was given worker-a e2"):
         publisher.publish_snapshot(Snapshot(A, "e2", 1, ()))
 
 
-@pytest.mark.parametrize(("gather_s", "is_one_call_each"), [(0.0, True), (1.0, False)])
+@pytest.mark.parametrize(("gather_s", "is_one_call_each"), [(0.0, True), (0.3, False)])
 async def test_batches_of_a_moment_go_in_one_call(
     redis_server: EmbeddedRedis,
     namespace: str,
@@ -228,7 +283,7 @@ async def test_batches_of_a_moment_go_in_one_call(
         await advance(index, *args)
 
     monkeypatch.setattr(RedisIndex, "advance", counted)
-    publisher = IndexPublisher(redis_server.url, IndexSettings(namespace), A, "e1", gather_s=gather_s)
+    publisher = IndexPublisher(redis_server.url, settings_of(namespace), A, "e1", gather_s=gather_s, limits=PATIENT)
     running = asyncio.create_task(publisher.run())
     await eventually(lambda: publisher.is_synced)
     for sequence in range(1, 11):
@@ -244,22 +299,13 @@ async def test_batches_of_a_moment_go_in_one_call(
     await publisher.aclose()
 
 
-async def _until(read: object, wanted: object, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while (found := await read()) != wanted:  # type: ignore[operator]
-        assert time.monotonic() < deadline, found
-        await asyncio.sleep(0.05)
-
-
-async def _slots_to_sweep(index: RedisIndex) -> tuple[int, ...]:
-    return (await index.status()).slots_to_sweep
-
-
 async def _num_blocks(index: RedisIndex) -> int:
     directory = f"ww:{{{index.settings.namespace}:0}}:dir"
     return int((await index.redis.run([("HGET", directory, "blocks")]))[0])
 
 
-async def _command_names(index: RedisIndex) -> list[str]:
+async def _commands_used(index: RedisIndex) -> set[str]:
+    """Since the statistics were reset; `config` without `|resetstat`."""
     stats = (await index.redis.run([("INFO", "commandstats")]))[0]
-    return list(stats) if isinstance(stats, dict) else stats.decode().splitlines()
+    names = stats if isinstance(stats, dict) else stats.decode().splitlines()
+    return {re.split(r"[:|]", name.partition("_")[2])[0] for name in names}

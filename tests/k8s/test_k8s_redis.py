@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from manifests import Object, of_kind, render
 
 redis = pytest.importorskip("redis")
+AT_ONCE = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
 PASSWORD = "pass word with $HOME, 'quotes' and #"
 
 
@@ -26,12 +27,6 @@ def config_of(name: str) -> str:
     (item,) = (o for o in of_kind(render("base"), "ConfigMap") if o["metadata"]["name"] == name)
     text: str = item["data"]["valkey.conf"]
     return text
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(params=["watchword-redis-gcs", "watchword-redis-index"])
@@ -61,25 +56,27 @@ def server(request: pytest.FixtureRequest, tmp_path: Path):  # type: ignore[no-u
             process.terminate()
 
 
-def connect(port: int, password: str | None):  # type: ignore[no-untyped-def]
-    client = redis.Redis(port=port, password=password)
-    for _ in range(100):
+def connect(port: int, process: subprocess.Popen[bytes]):  # type: ignore[no-untyped-def]
+    """With the password, when that very process answers."""
+    client = redis.Redis(port=port, password=PASSWORD, retry=AT_ONCE)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
         try:
-            client.ping()
+            assert client.info("server")["process_id"] == process.pid
         except redis.exceptions.ConnectionError as error:
             if isinstance(error, redis.exceptions.AuthenticationError):
                 raise
             time.sleep(0.05)
         else:
             return client
-    raise AssertionError("the server did not come up")
+    raise AssertionError(f"the server did not come up: {process.poll()}")
 
 
 def test_the_server_wants_the_password_and_shows_it_nowhere(server) -> None:  # type: ignore[no-untyped-def]
     name, port, process, root = server
-    client = connect(port, PASSWORD)
+    client = connect(port, process)
     with pytest.raises(redis.exceptions.AuthenticationError):
-        redis.Redis(port=port).ping()
+        redis.Redis(port=port, retry=AT_ONCE).ping()
     assert client.config_get("maxmemory-policy")["maxmemory-policy"] == (
         "noeviction" if name == "watchword-redis-gcs" else "allkeys-lru"
     )
