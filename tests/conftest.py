@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from cluster.prompts.sandbox import TemplateSandbox
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# The same examples everywhere, and no judgement of how long a machine takes over one.
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 TESTS = Path(__file__).parent
 # The longest first, so that no process is left with them at the end. While the clusters of e2e run, their neighbours
