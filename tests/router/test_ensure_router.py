@@ -41,7 +41,7 @@ class Names:
         self.num_made = 0
         self._is_dying = False
 
-    async def ensure(self, settings: RouterSettings, patience_s: float = 5.0) -> RouterSettings:
+    async def ensure(self, settings: RouterSettings, patience_s: float = 60.0) -> RouterSettings:
         await ensure_router("app", settings, create=self.create, kill=self.kill, patience_s=patience_s)
         return self.actor._settings
 

@@ -161,7 +161,7 @@ async def test_one_tenant_that_floods_leaves_a_place_to_another() -> None:
     fallback.release(RequestId("small"), WorkerId("w0"))
     flood = [asyncio.create_task(fallback.route(query(f"r{number}"))) for number in range(8)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         assert (await fallback.route(query("again", tenant_hash=b"small"))).worker_id == "w0"
     for task in flood:
         task.cancel()
