@@ -133,6 +133,18 @@ def test_a_server_that_does_not_start_says_why_without_its_password(tmp_path: Pa
     assert "requirepass ***" in str(failure.value)
 
 
+def test_a_port_that_somebody_else_took_meanwhile_is_given_up_for_another(tmp_path: Path) -> None:
+    beaten = tmp_path / "redis-server"
+    lost = "cat > /dev/null; echo 'bind: Address already in use'; exit 1"
+    beaten.write_text(f"#!/bin/sh\nif mkdir {tmp_path / 'once'}; then {lost}; fi\nexec {find_server()} -\n")
+    beaten.chmod(0o755)
+    server = EmbeddedRedis(max_memory_mb=32, binary=beaten)
+    server.start()
+    with redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+    server.stop()
+
+
 def test_a_binary_that_cannot_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedRedisError, match="cannot be started"):
         EmbeddedRedis(binary=tmp_path / "absent").start()
