@@ -24,7 +24,7 @@ from cluster.api.stream import pass_of
 from cluster.api.worker_state import WorkerInfo
 from router.actor import ROUTER_NAMESPACE, router_name
 
-PATIENCE_S = 20.0  # events are on their way for a moment
+PATIENCE_S = 60.0  # events are on their way for a moment
 
 
 def digest(prints: frozenset[bytes]) -> int:

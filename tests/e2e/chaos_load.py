@@ -19,6 +19,7 @@ import aiohttp
 MODEL = "smollm2-135m-instruct"
 ABOUT = ("Is ice cold?", "Is fire hot?", "Can birds fly?", "Do fish swim?", "Is snow white?", "Do dogs bark?")
 TYPED_ERRORS = {"worker_lost", "overloaded", "unavailable", "deadline_exceeded"}
+PATIENCE_S = 240.0  # what does not come in this time hangs, however slow the machine
 CONNECTION_ERRORS = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
 
 
@@ -89,7 +90,8 @@ class Load:
         self.outcomes = [Outcome(question) for question in todo]
         # A connection each, so that gateways which share the port share the load.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=240)) as session:
+        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 
             async def client() -> None:
                 for number, _ in numbered:

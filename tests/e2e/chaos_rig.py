@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from chaos_load import Load, Outcome, Question, ends_of, faults_of, wait_for
+from chaos_load import PATIENCE_S, Load, Outcome, Question, ends_of, faults_of, wait_for
 from e2e_server import Server
 from observer import GATEWAY, Metrics, Observer, num_client_connections
 from tcp_proxy import TcpProxy
@@ -40,7 +40,7 @@ class ChaosRig:
 
     async def measure_idle(self) -> None:
         """Learns what an idle worker has free. Not at once: a worker's word is up to half a second old."""
-        await wait_for(lambda: not self.metrics().sum("watchword_requests_running"), 30, "idle workers")
+        await wait_for(lambda: not self.metrics().sum("watchword_requests_running"), PATIENCE_S, "idle workers")
         self.free_blocks = max(self.metrics().values("watchword_kv_blocks_free").values())
 
     def is_whole(self) -> bool:
@@ -66,9 +66,9 @@ class ChaosRig:
 
     async def check_aftermath(self) -> None:
         """Nothing is left behind and the index says what the workers hold."""
-        await wait_for(self.is_whole, 120, "the cluster being whole again")
+        await wait_for(self.is_whole, PATIENCE_S, "the cluster being whole again")
         try:
-            await wait_for(lambda: not self.what_is_left(), 30, "an empty cluster")
+            await wait_for(lambda: not self.what_is_left(), PATIENCE_S / 2, "an empty cluster")
         except AssertionError:
             raise AssertionError(f"left behind: {self.what_is_left()}") from None
         audit = await asyncio.to_thread(self.audit)
@@ -80,7 +80,7 @@ class ChaosRig:
         address = next(a.partition("=")[2] for a in raylet.cmdline() if a.startswith("--gcs-address="))
         environ = {**os.environ, **{name: value for name, value in raylet.environ().items() if name.startswith("RAY_")}}
         command = [sys.executable, str(AUDIT), address, str(self.server.state_dir)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environ)
         assert result.returncode == 0, result.stderr[-3000:]
         answer: dict[str, list[str]] = json.loads(result.stdout.strip().splitlines()[-1])
         return answer
@@ -89,6 +89,7 @@ class ChaosRig:
         return Load(self.server.url, self.delegate)
 
     def judge(self, scenario: str, outcomes: list[Outcome], num_hits: float, detail: str = "") -> None:
+        """Fails for any wrong answer, and when nothing was hit."""
         faults = faults_of(outcomes)
         line = f"{scenario}: {len(outcomes)} requests, {num_hits:.0f} hit, ends {ends_of(outcomes)} {detail}"
         self.report.append(line)
@@ -108,10 +109,10 @@ class ProxyThread:
     @contextmanager
     def running(self) -> Iterator[TcpProxy]:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.proxy.__aenter__(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.proxy.__aenter__(), self._loop).result(PATIENCE_S)
         try:
             yield self.proxy
         finally:
-            asyncio.run_coroutine_threadsafe(self.proxy.__aexit__(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(self.proxy.__aexit__(), self._loop).result(PATIENCE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import openai
 import pytest
-from e2e_server import Server
+from e2e_server import PATIENCE_S, Server
+
+from cluster.api.principal import Role
+from cluster.auth.key_store import create_key
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,17 @@ class Cluster:
     keys: Keys
 
     def client(self, key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
 _RUNNING = ExitStack()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A cluster that takes minutes to start, on a slow machine, is not one that hangs."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1000))
 
 
 @pytest.hookimpl(trylast=True)
@@ -56,12 +66,18 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """Two workers, embedded Valkey, SmolLM2, API keys: the whole path, real in every part."""
     state_dir = tmp_path_factory.mktemp("state")
+    operator = make_key(state_dir, "--tenant", "acme", "--operator")  # one by the command, which takes a second
+    (store,) = state_dir.rglob("keys.json")
+
+    def key(tenant: str, *roles: Role, user: str | None = None) -> str:
+        return create_key(store, tenant, roles=frozenset(roles), user=user)[1]
+
     keys = Keys(
-        operator=make_key(state_dir, "--tenant", "acme", "--operator"),
-        delegate=make_key(state_dir, "--tenant", "acme", "--delegate"),
-        alice=make_key(state_dir, "--tenant", "acme", "--user", "alice"),
-        bob=make_key(state_dir, "--tenant", "acme", "--user", "bob"),
-        other_tenant=make_key(state_dir, "--tenant", "globex", "--delegate"),
+        operator=operator,
+        delegate=key("acme", Role.DELEGATE),
+        alice=key("acme", user="alice"),
+        bob=key("acme", user="bob"),
+        other_tenant=key("globex", Role.DELEGATE),
     )
     server = Server(state_dir, "--workers=2", "--debug-headers", "--kv-memory-gib=0.5")
     _RUNNING.callback(_stop, server)

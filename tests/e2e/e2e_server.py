@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
+sys.path.append(str(Path(__file__).parents[1] / "cache_service"))  # for the scripts of this folder
+from free_ports import free_port
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+# Nothing here takes a tenth of it, and no machine is told from another by it: what does not come in this time hangs.
+PATIENCE_S = 240.0
+
+Found = TypeVar("Found")
+
+
+def wait_until(condition: Callable[[], Found], what: str) -> Found:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S} s"
+        time.sleep(0.2)
+    return value
 
 
 class Server:
@@ -51,7 +63,7 @@ class Server:
     def output(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def wait_ready(self, workers: int, timeout_s: float = 120.0) -> float:
+    def wait_ready(self, workers: int, timeout_s: float = PATIENCE_S) -> float:
         """Seconds from start until all workers answer."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -63,7 +75,7 @@ class Server:
 
     def num_workers(self) -> int:
         try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=2) as response:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=20) as response:
                 return int(response.headers["x-watchword-workers"])
         except urllib.error.HTTPError as error:
             return int(error.headers.get("x-watchword-workers") or 0)
@@ -89,7 +101,7 @@ class Server:
                 continue
         return found
 
-    def stop(self, timeout_s: float = 60.0) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """Ctrl-C; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)

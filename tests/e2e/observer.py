@@ -59,7 +59,7 @@ class Observer:
     def num_workers(self) -> int:
         """That take work; 0 also while nobody answers."""
         try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as response:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=20) as response:
                 return int(response.headers["x-watchword-workers"])
         except urllib.error.HTTPError as error:
             return int(error.headers.get("x-watchword-workers") or 0)
@@ -68,7 +68,7 @@ class Observer:
 
     def metrics(self) -> Metrics:
         request = urllib.request.Request(f"{self.url}/metrics", headers=self._headers)
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             return Metrics(response.read().decode())
 
     def num_retries(self) -> float:

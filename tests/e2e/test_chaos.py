@@ -45,7 +45,7 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
         args = ("--workers=2", "--kv-memory-gib=0.5", "--set", "gateways=2")
         server = Server(state_dir, *args, env={"WATCHWORD_REDIS_URL": url})
         try:
-            server.wait_ready(workers=2, timeout_s=300)
+            server.wait_ready(workers=2)
             arena = Arena(server, operator, delegate, redis, proxy)
             yield arena
             print("\n" + "\n".join(arena.rig.report if arena.rig else []))
@@ -76,7 +76,12 @@ async def test_the_router_hangs(rig: ChaosRig) -> None:
 
 
 async def test_redis_is_killed(rig: ChaosRig, arena: Arena) -> None:
-    await scenarios.kill_redis(rig, NUM_REQUESTS, lambda: arena.redis.pid or 0)
+    await scenarios.kill_redis(rig, NUM_REQUESTS, lambda: _pid(arena.redis))
+
+
+def _pid(redis: EmbeddedRedis) -> int:
+    assert redis.pid is not None
+    return redis.pid
 
 
 async def test_a_gateway_is_killed(rig: ChaosRig) -> None:

@@ -7,7 +7,7 @@ import pytest
 from chaos_load import answer_alone, make_questions
 from chaos_rig import ChaosRig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.weights, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.weights, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture

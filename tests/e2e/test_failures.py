@@ -6,21 +6,14 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
+from e2e_server import PATIENCE_S, wait_until
 from test_chat import MODEL, ask, long_text
 
 pytestmark = [pytest.mark.e2e, pytest.mark.weights]
-
-
-def wait_until(condition, timeout_s: float, what: str):
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.2)
-    raise AssertionError(f"{what} did not happen within {timeout_s} s")
 
 
 def test_a_killed_worker_costs_no_answer_and_comes_back(cluster):
@@ -30,30 +23,26 @@ def test_a_killed_worker_costs_no_answer_and_comes_back(cluster):
     expected = [
         ask(client, text, max_tokens=160, user=f"u{i}").choices[0].message.content for i, text in enumerate(prompts)
     ]
-    answers: dict[int, str] = {}
     started = threading.Barrier(len(prompts) + 1)
 
-    def run(number: int) -> None:
+    def run(number: int) -> str:
         text = ""
         stream = ask(client, prompts[number], max_tokens=160, user=f"u{number}", stream=True)
         for position, chunk in enumerate(stream):
             if position == 3:
-                started.wait(60)
+                started.wait(PATIENCE_S)
             text += chunk.choices[0].delta.content or "" if chunk.choices else ""
-        answers[number] = text
+        return text
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    started.wait(60)
     victims = cluster.server.find("ServeReplica:watchword:Worker")
     assert len(victims) == 2
-    os.kill(victims[0].pid, signal.SIGKILL)
-    for thread in threads:
-        thread.join(90)
-    assert [answers[number] for number in range(len(prompts))] == expected
-    wait_until(lambda: len(cluster.server.find("ServeReplica:watchword:Worker")) == 2, 60, "a new worker process")
-    wait_until(lambda: cluster.server.num_workers() == 2, 60, "two ready workers")
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = [pool.submit(run, number) for number in range(len(prompts))]
+        started.wait(PATIENCE_S)
+        os.kill(victims[0].pid, signal.SIGKILL)  # at once: the streams run on
+        assert [answer.result() for answer in answers] == expected
+    wait_until(lambda: len(cluster.server.find("ServeReplica:watchword:Worker")) == 2, "a new worker process")
+    wait_until(lambda: cluster.server.num_workers() == 2, "two ready workers")
     assert ask(client, "Still there?").choices[0].message.content
 
 
@@ -64,7 +53,7 @@ def test_a_killed_redis_costs_nothing_and_the_index_heals(cluster):
     os.kill(redis[0].pid, signal.SIGKILL)
     for _ in range(5):
         assert ask(client, long_text()).choices[0].message.content is not None
-    wait_until(lambda: cluster.server.find("valkey") or cluster.server.find("redis-server"), 20, "a new Redis")
+    wait_until(lambda: cluster.server.find("valkey") or cluster.server.find("redis-server"), "a new Redis")
 
     def conversation_sticks() -> bool:
         """The index works again: three returns of a conversation meet the worker that holds it."""
@@ -74,12 +63,10 @@ def test_a_killed_redis_costs_nothing_and_the_index_heals(cluster):
             time.sleep(0.3)
         return cached[1] >= 128 and cached[2] >= 128
 
-    wait_until(conversation_sticks, 30, "a healed index")
+    wait_until(conversation_sticks, "a healed index")
 
 
 def test_twenty_bad_inputs_get_a_clear_error_and_break_nothing(cluster):
-    import httpx
-
     chat, text = "/v1/chat/completions", [{"role": "user", "content": "hi"}]
     good = {"model": MODEL, "messages": text, "max_tokens": 2}
     bad: list[tuple[dict | bytes, int]] = [
@@ -110,7 +97,7 @@ def test_twenty_bad_inputs_get_a_clear_error_and_break_nothing(cluster):
         (b"x" * ((10 << 20) + 1), 413),
     ]
     headers = {"Authorization": f"Bearer {cluster.keys.delegate}", "Content-Type": "application/json"}
-    with httpx.Client(base_url=cluster.server.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=cluster.server.url, headers=headers, timeout=PATIENCE_S) as client:
         for body, status in bad:
             options = {"content": body} if isinstance(body, bytes) else {"json": body}
             response = client.post(chat, **options)

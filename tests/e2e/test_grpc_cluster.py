@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import grpc
 import pytest
+from e2e_server import wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.proto.watchword.v1 import generation_pb2 as pb
@@ -45,7 +44,7 @@ def test_grpc_and_http_give_the_same_answer(cluster, stub):
 
 
 def test_deadline_and_cancel_stop_the_engine(cluster, stub):
-    from test_chat import gauge
+    from test_chat import is_idle
 
     long = request("Tell a long story.", max_tokens=1500, ignore_eos=True)
     with pytest.raises(grpc.RpcError) as caught:
@@ -54,16 +53,7 @@ def test_deadline_and_cancel_stop_the_engine(cluster, stub):
     call = stub.Generate(long, metadata=metadata(cluster))
     next(call)
     call.cancel()
-    import httpx
-
-    operator = {"Authorization": f"Bearer {cluster.keys.operator}"}
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        metrics = httpx.get(f"{cluster.server.url}/metrics", headers=operator).text
-        if gauge(metrics, "watchword_requests_running") == 0:
-            return
-        time.sleep(0.2)
-    raise AssertionError("the engine still runs what was cancelled")
+    wait_until(lambda: is_idle(cluster), "the end of what was cancelled")
 
 
 def test_errors_have_their_status_and_no_traceback(cluster, stub):

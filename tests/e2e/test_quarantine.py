@@ -11,12 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from e2e_server import Server
+from e2e_server import PATIENCE_S, Server, wait_until
 
 from cluster.experiment.event_file import read_events
 from cluster.experiment.markers import MarkerRegistry
 
-pytestmark = [pytest.mark.e2e, pytest.mark.weights, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.weights, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 MODEL = "smollm2-135m-instruct"
 GATE = {"WATCHWORD_ALLOW_PLANTED_FAULTS": "1"}
@@ -45,11 +45,11 @@ def total(metrics: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", metrics, flags=re.MULTILINE))
 
 
-def wait_for_leaks(server: Server, count: int, timeout_s: float = 120.0) -> str:
+def wait_for_leaks(server: Server, count: int, timeout_s: float = PATIENCE_S) -> str:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
-            metrics = httpx.get(f"{server.url}/metrics", timeout=10).text
+            metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
         except httpx.HTTPError:
             metrics = ""
         if total(metrics, "watchword_contamination_leaks_total") >= count:
@@ -59,13 +59,13 @@ def wait_for_leaks(server: Server, count: int, timeout_s: float = 120.0) -> str:
 
 
 def wait_until_drained(server: Server, quarantined: int) -> httpx.Response:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        ready = httpx.get(f"{server.url}/ready", timeout=10)
-        if ready.headers["x-watchword-quarantined"] == str(quarantined):
-            return ready
-        time.sleep(0.2)
-    raise AssertionError(ready.headers)
+    def ready() -> httpx.Response | None:
+        answer = httpx.get(f"{server.url}/ready", timeout=60)
+        return answer if answer.headers["x-watchword-quarantined"] == str(quarantined) else None
+
+    found = wait_until(ready, f"{quarantined} in quarantine")
+    assert found is not None
+    return found
 
 
 def ask(server: Server, marker: str, user: str) -> tuple[str, str]:
@@ -76,21 +76,20 @@ def ask(server: Server, marker: str, user: str) -> tuple[str, str]:
         {"role": "user", "content": "Repeat the passphrase, then answer the question."},
     ]
     body = {"model": MODEL, "messages": messages, "user": user, "max_tokens": 24, "temperature": 0}
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["message"]["content"], reply.headers["x-watchword-worker"]
 
 
 def test_a_leaking_worker_is_found_and_never_answers_again(server: Server, tmp_path: Path) -> None:
-    server.wait_ready(workers=1, timeout_s=240)
-    ready_s = time.monotonic()
+    server.wait_ready(workers=1)
     metrics = wait_for_leaks(server, 1)
-    assert time.monotonic() - ready_s < 60
+    assert total(metrics, "watchword_contamination_probe_runs_total") <= 3, "found within a minute of periods"
     ready = wait_until_drained(server, quarantined=1)
     assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
     server.wait_ready(workers=1)
 
-    metrics = httpx.get(f"{server.url}/metrics", timeout=10).text
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
     (damaged,) = re.findall(r'^watchword_worker_quarantined{worker="([^"]+)"} 1.0$', metrics, flags=re.MULTILINE)
     evidence = {each["worker"]: each for each in httpx.get(f"{server.url}/v1/evidence", timeout=60).json()["workers"]}
     assert evidence[damaged]["books"]["quarantine_reason"].startswith("sentinel: ")
@@ -129,4 +128,4 @@ def test_when_every_worker_leaks_nobody_gets_an_answer(all_faulty: Server) -> No
         time.sleep(0.5)
     assert (ready.status_code, ready.json()["error"]["code"]) == (503, "quarantined")
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-    assert httpx.post(f"{all_faulty.url}/v1/chat/completions", json=body, timeout=60).status_code == 503
+    assert httpx.post(f"{all_faulty.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).status_code == 503

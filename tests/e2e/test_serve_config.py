@@ -24,7 +24,7 @@ from cluster.auth.key_store import create_key
 from cluster.proto.watchword.v1 import generation_pb2 as pb
 from cluster.proto.watchword.v1 import generation_pb2_grpc
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.weights]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.weights, pytest.mark.timeout(1200)]
 
 MANIFEST = Path(__file__).parents[2] / "k8s/overlays/cpu-demo/rayservice.yaml"
 SECRETS = "/etc/watchword/secrets"

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import ray
-from chaos_load import Load, Question, answer_alone, ends_of, faults_of, make_questions, reach, wait_for
+from chaos_load import PATIENCE_S, Load, Question, answer_alone, ends_of, faults_of, make_questions, reach, wait_for
 from e2e_server import free_port
 from observer import GATEWAY, WORKER, Observer
 from ray import serve
@@ -62,8 +62,9 @@ async def run(nodes: Nodes, url: str, questions: list[Question]) -> dict[str, An
     for process in nodes.processes(kill):  # a node that dies takes everything with it, not its raylet alone
         process.kill()
     nodes.cluster.remove_node(kill, allow_graceful=False)
+    await wait_for(lambda: observer.num_retries() > retries or running.done(), PATIENCE_S, "a request placed anew")
     await asyncio.sleep(4)
-    hit_by_kill = observer.num_retries() - retries
+    hit_by_kill = await asyncio.to_thread(observer.num_retries) - retries
     await reach(load, 0.5, 6)
     stopped = nodes.processes(cut)
     for process in stopped:
@@ -73,7 +74,9 @@ async def run(nodes: Nodes, url: str, questions: list[Question]) -> dict[str, An
     for process in stopped:
         os.kill(process.pid, signal.SIGCONT)
     outcomes = await running
-    await wait_for(lambda: observer.metrics().sum("watchword_reservations") == 0, 30, "the return of all places")
+    await wait_for(
+        lambda: observer.metrics().sum("watchword_reservations") == 0, PATIENCE_S, "the return of all places"
+    )
     return {
         "requests": len(outcomes),
         "ends": ends_of(outcomes),
