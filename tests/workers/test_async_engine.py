@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from engine_builders import Transcript, make_engine, make_request, run_all
@@ -13,6 +14,8 @@ from cache_service.events import BlockStored
 from cluster.api.errors import InternalError, InvalidRequestError, UnavailableError
 from cluster.api.output import FinishReason
 from workers.async_engine import AsyncLLMEngine
+
+PATIENCE_S = 120.0  # only a test that fails waits so long
 
 
 class Consumer:
@@ -31,7 +34,7 @@ class Consumer:
 
     def wait_for(self, condition) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: condition(self.transcript), timeout=10), "nothing came"
+            assert self._changed.wait_for(lambda: condition(self.transcript), timeout=PATIENCE_S), "nothing came"
 
     def wait_until_finished(self, *requests) -> None:
         self.wait_for(lambda transcript: {r.request_id for r in requests} <= set(transcript.finished))
@@ -47,16 +50,23 @@ class GatedRunner(FakeModelRunner):
 
     def execute(self, step):
         self.is_in_step.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE_S)
         return super().execute(step)
 
 
 class CrashingRunner(GatedRunner):
     def execute(self, step):
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE_S)
         if any(989 in row.token_ids for row in step.rows):
             raise RuntimeError("secret detail")
         return super().execute(step)
+
+
+def until(condition) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_s, "it never came to that"
+        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -80,7 +90,7 @@ def test_requests_from_many_threads_all_get_their_own_answer(consumer) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert engine.stop(timeout_s=10)
+    assert engine.stop(PATIENCE_S)
     for request in requests:
         assert consumer.transcript.of(request) == reference_tokens(request)
 
@@ -92,7 +102,7 @@ def test_the_news_of_one_step_come_in_one_call(consumer) -> None:
     for request in requests:
         engine.submit(request)
     runner.gate.set()
-    engine.stop(timeout_s=10)
+    engine.stop(PATIENCE_S)
     assert consumer.num_calls <= 7, "more calls than steps"
     assert len(consumer.transcript.finished) == 6
 
@@ -102,19 +112,18 @@ def test_submitting_and_aborting_do_not_wait_for_a_step(consumer) -> None:
     engine = started(consumer, runner=runner)
     victim, other = make_request(range(9), 8), make_request(range(50, 60), 4, user="bob")
     engine.submit(victim)
-    assert runner.is_in_step.wait(5)
-    before = time.perf_counter()
+    assert runner.is_in_step.wait(PATIENCE_S)
     engine.submit(other)
     engine.abort(victim.request_id)
     future = engine.call(lambda inner: inner.load())
-    assert time.perf_counter() - before < 1.0
+    assert runner.steps == [], "the step that is held has ended, so somebody waited for it"
     assert not future.done(), "a call may not run during a step"
     runner.gate.set()
     consumer.wait_until_finished(victim, other)
     assert consumer.transcript.reasons[victim.request_id][0] is FinishReason.ABORT
     assert consumer.transcript.of(other) == reference_tokens(other)
-    assert future.result(5).num_running <= 2
-    engine.stop(timeout_s=10)
+    assert future.result(PATIENCE_S).num_running <= 2
+    engine.stop(PATIENCE_S)
 
 
 def test_a_refusal_is_an_output(consumer) -> None:
@@ -123,18 +132,18 @@ def test_a_refusal_is_an_output(consumer) -> None:
     engine.submit(bad)
     consumer.wait_until_finished(bad)
     assert isinstance(consumer.transcript.errors[bad.request_id], InvalidRequestError)
-    engine.stop(timeout_s=10)
+    engine.stop(PATIENCE_S)
 
 
 def test_a_failing_call_fails_its_future_and_nothing_else(consumer) -> None:
     engine = started(consumer)
     with pytest.raises(ZeroDivisionError):
-        engine.call(lambda inner: 1 / 0).result(5)
+        engine.call(lambda inner: 1 / 0).result(PATIENCE_S)
     request = make_request(range(5), 3)
     engine.submit(request)
     consumer.wait_until_finished(request)
     assert not engine.is_dead
-    engine.stop(timeout_s=10)
+    engine.stop(PATIENCE_S)
 
 
 def test_a_crash_fails_every_request_without_details(consumer) -> None:
@@ -168,38 +177,39 @@ def test_stopping_finishes_what_runs_and_takes_nothing_new(consumer) -> None:
     engine = started(consumer, runner=runner)
     request = make_request(range(9), 8)
     engine.submit(request)
-    assert runner.is_in_step.wait(5)
-    stopper = threading.Thread(target=engine.stop, args=(10,))
+    assert runner.is_in_step.wait(PATIENCE_S)
+    stopper = threading.Thread(target=engine.stop, args=(PATIENCE_S,))
     stopper.start()
-    while not engine._is_draining:
-        time.sleep(0.001)
+    until(lambda: engine._is_draining)
     with pytest.raises(UnavailableError):
         engine.submit(make_request(range(3)))
     runner.gate.set()
-    stopper.join(10)
+    stopper.join(PATIENCE_S)
     assert consumer.transcript.of(request) == reference_tokens(request)
     with pytest.raises(UnavailableError):
         engine.submit(make_request(range(3)))
 
 
 def test_stopping_aborts_what_takes_too_long(consumer) -> None:
-    class SlowRunner(FakeModelRunner):
-        def execute(self, step):
-            time.sleep(0.02)
-            return super().execute(step)
-
-    engine = started(consumer, runner=SlowRunner(), max_model_len=500, num_blocks=64, max_pinned_fraction=0.0)
-    request = make_request(range(9), 240)
+    runner = GatedRunner()
+    engine = started(consumer, runner=runner)
+    request = make_request(range(9), 100)
     engine.submit(request)
-    assert not engine.stop(timeout_s=0.1)
+    assert runner.is_in_step.wait(PATIENCE_S)
+    with ThreadPoolExecutor() as pool:
+        in_time = pool.submit(engine.stop, 0.01)
+        until(lambda: engine._commands.qsize() == 2)  # it wakes the engine, and tells it to abort when time is over
+        runner.gate.set()
+        assert not in_time.result(PATIENCE_S)
     assert consumer.transcript.reasons[request.request_id][0] is FinishReason.ABORT
 
 
 def test_block_events_come_in_order_and_a_slow_consumer_gets_batches(consumer) -> None:
     batches: list[list] = []
+    door = threading.Event()
 
     def take(batch) -> None:
-        time.sleep(0.02)
+        assert door.wait(PATIENCE_S)
         batches.append(batch)
 
     inner = make_engine(num_blocks=200)
@@ -208,10 +218,12 @@ def test_block_events_come_in_order_and_a_slow_consumer_gets_batches(consumer) -
     requests = [make_request(range(i, i + 30), 6, user=f"user-{i}") for i in range(12)]
     for request in requests:
         engine.submit(request)
-    assert engine.stop(timeout_s=10)
+    consumer.wait_until_finished(*requests)
+    door.set()
+    assert engine.stop(PATIENCE_S)
     keys = [key for batch in batches for event in batch if isinstance(event, BlockStored) for key in event.keys]
     assert tuple(keys) == inner.cached_keys()
-    assert len(batches) < inner.meter.num_steps
+    assert len(batches) <= 3 < inner.meter.num_steps, "what was held, what gathered behind it, and the last step's"
 
 
 def test_a_failing_event_consumer_does_not_stop_the_engine(consumer, caplog) -> None:
@@ -221,7 +233,7 @@ def test_a_failing_event_consumer_does_not_stop_the_engine(consumer, caplog) -> 
     engine = started(consumer, fail)
     request = make_request(range(20), 6)
     engine.submit(request)
-    assert engine.stop(timeout_s=10)
+    assert engine.stop(PATIENCE_S)
     assert consumer.transcript.of(request) == reference_tokens(request)
     assert "block events could not be delivered" in caplog.text
 
@@ -232,7 +244,7 @@ def test_the_thread_gives_the_same_tokens_as_the_plain_engine(consumer) -> None:
     engine = started(consumer)
     for request in requests:
         engine.submit(request)
-    engine.stop(timeout_s=10)
+    engine.stop(PATIENCE_S)
     assert [consumer.transcript.of(r) for r in requests] == [plain.of(r) for r in requests]
 
 
@@ -246,11 +258,11 @@ def test_what_was_waiting_when_the_engine_crashed_is_told_so(consumer) -> None:
     engine = started(consumer, runner=runner)
     running, waiting = make_request(range(5)), make_request(range(6))
     engine.submit(running)
-    assert runner.is_in_step.wait(5)
+    assert runner.is_in_step.wait(PATIENCE_S)
     engine.submit(waiting)
     future = engine.call(lambda inner: inner.load())
     runner.gate.set()
     consumer.wait_until_finished(running, waiting)
     assert {type(error) for error in consumer.transcript.errors.values()} == {InternalError}
     with pytest.raises(InternalError):
-        future.result(5)
+        future.result(PATIENCE_S)

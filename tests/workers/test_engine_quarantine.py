@@ -65,10 +65,10 @@ def test_a_served_engine_takes_no_new_work() -> None:
     outputs = []
     served = AsyncLLMEngine(engine, outputs.extend)
     served.start()
-    served.call(lambda each: each.quarantine("a test")).result(10)
+    served.call(lambda each: each.quarantine("a test")).result(120)
     served.submit(make_request(PROMPT))
-    served.call(lambda each: None).result(10)
-    served.stop(5)
+    served.call(lambda each: None).result(120)
+    served.stop(120)
     (output,) = outputs
     assert isinstance(output.error, UnavailableError)
 
