@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from types import FrameType
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -20,6 +22,7 @@ from fake_runner import SECRET, FakeModelRunner, fake_identity
 from cache_service.block_key import BlockKeyer
 from workers.build import build_engine
 from workers.config import EngineConfig, IsolationCheck
+from workers.engine import LLMEngine
 from workers.step import SampledToken, StepInput, StepOutput
 
 NUM_BLOCKS = 2000
@@ -32,8 +35,8 @@ class IdleRunner(FakeModelRunner):
         return StepOutput([[SampledToken(5) for _ in row.samples] for row in step.rows])
 
 
-def decode_step_s(check: IsolationCheck, num_prompt_tokens: int, num_steps: int = 300) -> float:
-    """CPU seconds of one decode step at batch 8, the runner's own (trivial) work included."""
+def decoding_engine(check: IsolationCheck, num_prompt_tokens: int, num_steps: int = 500) -> LLMEngine:
+    """Eight sequences, each with more than `num_steps` decode steps before it."""
     keyer = BlockKeyer(SECRET, fake_identity(16))
     runner = IdleRunner(num_blocks=NUM_BLOCKS, block_size=16, max_model_len=4096)
     config = EngineConfig(num_blocks=NUM_BLOCKS, max_model_len=4096, isolation_check=check)
@@ -43,10 +46,35 @@ def decode_step_s(check: IsolationCheck, num_prompt_tokens: int, num_steps: int 
         engine.add_request(make_request(prompt, num_steps + 500, user=f"user-{i}", keyer=keyer))
     while engine.scheduler.waiting or any(seq.num_new_tokens > 1 for seq in engine.scheduler.running):
         engine.step()
+    return engine
+
+
+def step_s(engine: LLMEngine, num_steps: int) -> float:
+    """CPU seconds of one step, the runner's own (trivial) work included."""
     started = time.thread_time()
     for _ in range(num_steps):
         engine.step()
     return (time.thread_time() - started) / num_steps
+
+
+def step_opcodes(engine: LLMEngine, num_steps: int) -> float:
+    """Python's instructions in one step, as many on every machine. What C does in one go counts as one."""
+    num_opcodes = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal num_opcodes
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        num_opcodes += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for _ in range(num_steps):
+            engine.step()
+    finally:
+        sys.settrace(before)
+    return num_opcodes / num_steps
 
 
 def main() -> None:
@@ -54,7 +82,7 @@ def main() -> None:
         times: dict[IsolationCheck, list[float]] = {IsolationCheck.OFF: [], IsolationCheck.CHECK: []}
         for _ in range(5):
             for check, measured in times.items():
-                measured.append(decode_step_s(check, num_prompt_tokens))
+                measured.append(step_s(decoding_engine(check, num_prompt_tokens), 300))
         off, checked = (median(measured) * 1e6 for measured in times.values())
         print(
             f"{num_prompt_tokens:5} prompt tokens: {off:4.0f} us per step, with the structure check {checked:4.0f} us"
