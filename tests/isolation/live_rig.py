@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,10 @@ from pathlib import Path
 import uvicorn
 
 from cache_service.block_key import BlockKeyer
-from cluster.api.ids import WorkerId
+from cluster.api.ids import RequestId, WorkerId
 from cluster.api.output import RequestOutput
 from cluster.api.principal import Role
+from cluster.api.request import Request
 from cluster.api.worker_state import WorkerInfo, WorkerSnapshot
 from cluster.auth.authenticator import Authenticator
 from cluster.auth.key_store import create_key
@@ -42,6 +43,7 @@ from workers.channel import WorkerChannel
 from workers.config import EngineConfig
 from workers.control import WorkerControl
 from workers.counters import engine_counters
+from workers.engine import LLMEngine
 
 SECRET = b"a secret of at least thirty-two bytes"
 TOKEN = "token"
@@ -49,16 +51,48 @@ EPOCH = "e1"
 CONFIG = EngineConfig(num_blocks=512, max_model_len=1024, max_num_seqs=8)
 
 
-class LiveWorker:
-    """What workers/actor.py puts together, without Ray."""
+class Meeting:
+    """Stands before an engine: what a probe sends as company waits until all of it is there, and enters one step.
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, parts: StackParts) -> None:
+    Else it would be for the machine to say whether the first has ended before the last comes. What runs alone, and has
+    a salt of its own for it, goes through.
+    """
+
+    def __init__(self, engine: AsyncLLMEngine, size: Callable[[LLMEngine], int]) -> None:
+        self._engine = engine
+        self._size = size
+        self._waiting: list[Request] = []  # touched on the engine's thread alone
+
+    def submit(self, request: Request) -> None:
+        if request.spans[-1].fields.salt is None:
+            self._engine.call(lambda engine: self._let_in(engine, request))
+        else:
+            self._engine.submit(request)
+
+    def _let_in(self, engine: LLMEngine, request: Request) -> None:
+        self._waiting.append(request)
+        if len(self._waiting) == self._size(engine):
+            for each in self._waiting:
+                engine.add_request(each)
+            self._waiting.clear()
+
+    def abort(self, request_id: RequestId) -> None:
+        self._engine.abort(request_id)
+
+
+class LiveWorker:
+    """What workers/actor.py puts together, without Ray. `company`: how many requests of a probe meet, see `Meeting`."""
+
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, parts: StackParts, company: Callable[[LLMEngine], int] | None
+    ) -> None:
         runner = loaded.make_runner(config, parts.wrap_model)
         self.keyer = parts.keyer(SECRET, runner.identity)
         self.llm_engine = build_engine(config, runner, self.keyer, parts.engine)
         self.engine = AsyncLLMEngine(self.llm_engine, self._on_outputs)
         self.control = WorkerControl(self.engine, self.keyer)
-        self.channel = WorkerChannel(self.engine, self.control, TOKEN, EPOCH, "127.0.0.1")
+        door = self.engine if company is None else Meeting(self.engine, company)
+        self.channel = WorkerChannel(door, self.control, TOKEN, EPOCH, "127.0.0.1")
         self._loaded, self._config, self._runner = loaded, config, runner
 
     async def start(self) -> WorkerInfo:
@@ -170,8 +204,9 @@ async def live(
     config: EngineConfig = CONFIG,
     parts: StackParts | None = None,
     gateway_keyer: type[BlockKeyer] = BlockKeyer,
+    company: Callable[[LLMEngine], int] | None = None,
 ) -> AsyncIterator[Live]:
-    worker = LiveWorker(loaded, config, parts or StackParts())
+    worker = LiveWorker(loaded, config, parts or StackParts(), company)
     info = await worker.start()
     both = Live(loaded, worker, info, gateway_keyer(SECRET, worker.keyer.model))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
@@ -31,12 +32,22 @@ from cluster.experiment.targets.weights import LoadedModel
 from cluster.sentinel.governor import BatchGovernor, Step
 from cluster.sentinel.probe import NUM_REQUESTS, MarkerProbe, Result
 from cluster.serving.generate_input import CallerFields, ChatInput, GenerateInput, SamplingInput
+from workers.engine import LLMEngine
 
+PATIENCE_S = 120.0  # only a test that fails waits so long
 BY_NAME: dict[str, Fault] = {fault.name: fault for fault in (*layout.FAULTS, *blocks.FAULTS)}
 
 
+def a_probe(engine: LLMEngine) -> int:
+    return NUM_REQUESTS
+
+
+def a_full_batch(engine: LLMEngine) -> int:
+    return engine.scheduler.max_num_seqs
+
+
 async def test_a_clean_worker_gives_clean_probes_and_keeps_nothing_of_them(tiny: LoadedModel) -> None:
-    async with live(tiny) as both:
+    async with live(tiny, company=a_probe) as both:
         before = both.worker.llm_engine.pool.num_free
         for _ in range(3):
             report = await both.sentinel.probe(both.info)
@@ -53,7 +64,7 @@ async def test_a_clean_worker_gives_clean_probes_and_keeps_nothing_of_them(tiny:
 
 @pytest.mark.parametrize("name", ["mask_of_wrong_row", "table_of_wrong_row", "positions_run_on"])
 async def test_a_faulty_worker_is_quarantined_by_its_first_probe(tiny: LoadedModel, name: str) -> None:
-    async with live(tiny, parts=BY_NAME[name].make_parts()) as both:
+    async with live(tiny, parts=BY_NAME[name].make_parts(), company=a_probe) as both:
         await both.sentinel.look()
         assert not both.worker.llm_engine.is_healthy
         assert not both.worker.llm_engine.pool.cache.is_sharing
@@ -64,25 +75,50 @@ async def test_a_faulty_worker_is_quarantined_by_its_first_probe(tiny: LoadedMod
         assert 'result="leak"} 1.0' in both.metrics.render().decode(), "it is no longer among those that take work"
 
 
+class HeldAfterOneStep:
+    """A change of batches that changes nothing, but lets no second step end until the door is open."""
+
+    def __init__(self) -> None:
+        self.is_holding, self.door = threading.Event(), threading.Event()
+        self._num_steps = 0
+
+    def __call__(self, batch: Any, cache: Any) -> Any:
+        self._num_steps += 1
+        if self._num_steps > 1:
+            self.is_holding.set()
+            assert self.door.wait(PATIENCE_S)
+        return batch
+
+
 async def test_a_quarantined_worker_fails_what_has_output_and_refuses_the_rest(tiny: LoadedModel) -> None:
-    async with live(tiny) as both:
-        running = await start(both, max_tokens=400)
-        await anext(running)
-        assert await both.control.call(both.info, Quarantine("a test")) == 1
+    held = HeldAfterOneStep()
+    async with live(tiny, parts=StackParts(wrap_model=lambda model: ChangedBatch(model, held))) as both:
+        running = asyncio.create_task(read(await start(both)))
+        assert await asyncio.to_thread(held.is_holding.wait, PATIENCE_S)  # so the first step has given a token
+        quarantine = asyncio.create_task(both.control.call(both.info, Quarantine("a test")))
+        async with asyncio.timeout(PATIENCE_S):
+            while both.worker.engine._commands.empty():  # noqa: ASYNC110 - the engine has no event for it
+                await asyncio.sleep(0.001)
+        held.door.set()
+        assert await quarantine == 1
         assert await both.control.call(both.info, Quarantine("again")) == 0
         with pytest.raises(InternalError, match="isolation check"):
-            async for _ in running:
-                pass
+            await running
         with pytest.raises(UnavailableError):
-            await anext(await start(both))
+            await read(await start(both))
         assert both.worker.llm_engine.pool.num_in_use == 0
 
 
-async def start(both: Live, max_tokens: int = 4) -> AsyncGenerator[Any, None]:
+async def read(answer: AsyncGenerator[Any, None]) -> None:
+    async for _ in answer:
+        pass
+
+
+async def start(both: Live) -> AsyncGenerator[Any, None]:
     given = GenerateInput(
         model=both.model.info.name,
         prompt=ChatInput([{"role": "user", "content": "hello"}]),
-        sampling=SamplingInput(max_tokens=max_tokens, ignore_eos=True),
+        sampling=SamplingInput(max_tokens=4, ignore_eos=True),
         caller=CallerFields(user="alice"),
     )
     return aiter(await both.core.start(ANONYMOUS, given, new_request_id()))  # type: ignore[return-value]
@@ -92,7 +128,10 @@ async def start(both: Live, max_tokens: int = 4) -> AsyncGenerator[Any, None]:
 
 
 class ScriptedStreams:
-    """Answers with a marker from a prompt: the request's own, or another's that runs at the same time."""
+    """Answers with a marker from a prompt: the request's own, or another's that runs at the same time.
+
+    A probe's requests come in turn as company, whose answers begin when all have asked, and each alone.
+    """
 
     is_lost = False
 
@@ -100,6 +139,7 @@ class ScriptedStreams:
         self._tokenizer = loaded.prompts.tokenizer.backend
         self._crosses, self._error = crosses, error
         self._markers: list[str] = []
+        self._arrival = asyncio.Condition()
         self.max_tokens: list[int] = []
 
     async def stream(self, request: Request, on_finished: Callable[[], None]) -> AsyncGenerator[RequestOutput, None]:
@@ -109,8 +149,12 @@ class ScriptedStreams:
             return
         text = self._tokenizer.decode(list(request.prompt_token_ids))
         own = re.findall(r"passphrase is ([A-Z]+[0-9]+)", text)[-1]
-        self._markers.append(own)
-        await asyncio.sleep(0.05)  # until all of the probe have asked
+        turn = len(self._markers) // NUM_REQUESTS
+        async with self._arrival, asyncio.timeout(PATIENCE_S):
+            self._markers.append(own)
+            self._arrival.notify_all()
+            if turn % 2 == 0:
+                await self._arrival.wait_for(lambda: len(self._markers) >= (turn + 1) * NUM_REQUESTS)
         marker = next((each for each in self._markers if each != own), own) if self._crosses else own
         tokens = tuple(self._tokenizer.encode(marker).ids)
         logprobs = tuple(TokenLogprob(token, -0.5, ()) for token in tokens)
@@ -201,14 +245,13 @@ def governor(both: Live, limit: int) -> BatchGovernor:
 
 
 async def test_the_batch_doubles_while_it_is_clean(tiny: LoadedModel) -> None:
-    async with live(tiny, replace(CONFIG, max_num_seqs=16)) as both:
+    async with live(tiny, replace(CONFIG, max_num_seqs=16), company=a_full_batch) as both:
         both.worker.llm_engine.set_max_num_seqs(4)
         governed = governor(both, limit=16)
         sizes = []
         while not governed.is_settled(both.info):
             step, _ = await governed.advance(both.info)
-            if step is not Step.TRY_AGAIN:  # a trial whose requests happened to miss each other proves nothing
-                sizes.append((step, governed.size_of(both.info), both.worker.llm_engine.scheduler.max_num_seqs))
+            sizes.append((step, governed.size_of(both.info), both.worker.llm_engine.scheduler.max_num_seqs))
         assert sizes == [(Step.WIDENED, 8, 8), (Step.WIDENED, 16, 16), (Step.SETTLED, 16, 16)]
         assert both.worker.llm_engine.is_healthy
 
@@ -216,7 +259,7 @@ async def test_the_batch_doubles_while_it_is_clean(tiny: LoadedModel) -> None:
 async def test_a_leak_at_a_larger_batch_brings_the_smaller_one_back_and_quarantine(tiny: LoadedModel) -> None:
     fault = LeaksInLargeBatches(layout._mask_of_wrong_row)
     parts = StackParts(wrap_model=lambda model: ChangedBatch(model, fault))
-    async with live(tiny, replace(CONFIG, max_num_seqs=16), parts) as both:
+    async with live(tiny, replace(CONFIG, max_num_seqs=16), parts, company=a_full_batch) as both:
         both.worker.llm_engine.set_max_num_seqs(4)
         both.sentinel._governor = governor(both, limit=16)
         await both.sentinel.look()
