@@ -17,14 +17,21 @@ from cluster.experiment.verdict import Status
 from cluster.experiment.workload import Workload
 
 PLAN = make_plan(3, 4, replace(Workload(), abort_fraction=0.5))
+ROUND_OF = {request.marker: planned for planned in PLAN.rounds for request in planned.requests}
+ABORTED = {one.marker for planned in PLAN.rounds for one in planned.requests if one.abort_after_tokens}
+PATIENCE_S = 120.0  # only a test that fails waits so long
 
 
 class Server:
-    """Answers with the marker of each prompt, over half a dozen chunks; `leak` may add to an answer."""
+    """Answers with the marker of each prompt, over half a dozen chunks; `leak` may add to an answer.
+
+    Gives the last chunk when the whole round has asked, so that its requests overlap, and none to whom is to hang up.
+    """
 
     def __init__(self, leak: Callable[[list[str]], str] = lambda earlier: "") -> None:
         self._leak = leak
         self._earlier: list[str] = []
+        self._arrival = asyncio.Condition()
         self.num_hung_up = 0
 
     def app(self) -> web.Application:
@@ -38,28 +45,38 @@ class Server:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        markers = [request.marker for planned in PLAN.rounds for request in planned.requests]
-        own = next((marker for marker in markers if marker in json.dumps(body["messages"])), "none")
+        own = next((marker for marker in ROUND_OF if marker in json.dumps(body["messages"])), "none")
         pieces = [own[:3], own[3:], ".", " Yes", ".", self._leak(self._earlier)]
-        self._earlier.append(own)
+        async with self._arrival:
+            self._earlier.append(own)
+            self._arrival.notify_all()
         usage = {"prompt_tokens": 9, "completion_tokens": 6, "prompt_tokens_details": {"cached_tokens": 4}}
         if not body.get("stream"):
-            await asyncio.sleep(0.1)
+            await self._all_have_come(own)
             logprobs = {"content": [{"token": piece, "top_logprobs": []} for piece in pieces]}
             choice = {"message": {"content": "".join(pieces)}, "finish_reason": "stop", "logprobs": logprobs}
             return web.json_response({"choices": [choice], "usage": usage})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         try:
-            for piece in pieces:
+            for number, piece in enumerate(pieces, start=1):
+                if number == len(pieces):
+                    await self._all_have_come(own)
                 chunk = {"choices": [{"delta": {"content": piece}}]}
                 await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-                await asyncio.sleep(0.02)
+            if own in ABORTED:
+                await asyncio.sleep(PATIENCE_S)
             await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
         except (ConnectionResetError, asyncio.CancelledError):
             self.num_hung_up += 1
             raise
         return response
+
+    async def _all_have_come(self, own: str) -> None:
+        if own in ROUND_OF:
+            markers = {request.marker for request in ROUND_OF[own].requests}
+            async with self._arrival, asyncio.timeout(PATIENCE_S):
+                await self._arrival.wait_for(lambda: markers <= set(self._earlier))
 
 
 @pytest.fixture
@@ -91,17 +108,19 @@ async def test_an_isolated_server_is_clean(serve) -> None:
     assert result.verdict.own_rate["en"].value == 1
     assert result.verdict.shared_rate is not None
     assert result.controls["same user, same prompt: cached tokens"] == "4"
-    aborted = [request for planned in PLAN.rounds for request in planned.requests if request.abort_after_tokens]
-    assert aborted
-    assert server.num_hung_up > 0
+    assert ABORTED
+    async with asyncio.timeout(PATIENCE_S):
+        while server.num_hung_up < len(ABORTED):  # noqa: ASYNC110 - the server hears of it when it does
+            await asyncio.sleep(0.001)
 
 
 async def test_a_marker_of_an_earlier_request_is_found(serve) -> None:
-    target = await serve(Server(leak=lambda earlier: earlier[0].lower() if len(earlier) > 8 else ""))
+    first = PLAN.rounds[0].requests[0]
+    target = await serve(Server(leak=lambda earlier: first.marker.lower() if len(earlier) > 8 else ""))
     result = await run_experiment(target, PLAN)
     await target.close()
     assert result.verdict.status is Status.CONTAMINATED
-    assert {finding.evidence["owner"] for finding in result.findings} == {PLAN.rounds[0].requests[0].name}
+    assert {finding.evidence["owner"] for finding in result.findings} == {first.name}
 
 
 async def test_a_dead_server_is_an_error_of_its_own() -> None:
