@@ -41,6 +41,7 @@ class Inspector:
     keyer: BlockKeyer
     authenticator: Authenticator
     sentinel: Sentinel | None
+    index_patience_s: float = INDEX_PATIENCE_S
 
     async def trace(self, request_id: RequestId) -> dict[str, Any]:
         """Raises NotFoundError when no worker remembers the request."""
@@ -81,7 +82,7 @@ class Inspector:
 
     async def _index(self, worker: WorkerInfo) -> dict[str, Any]:
         """Blocks the worker holds, blocks the router believes it holds, and whether they are the same ones."""
-        deadline = asyncio.get_running_loop().time() + INDEX_PATIENCE_S
+        deadline = asyncio.get_running_loop().time() + self.index_patience_s
         while True:
             indexed = await self.router.indexed()
             held = await self.control.call(worker, AuditCache())

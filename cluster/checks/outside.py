@@ -22,7 +22,7 @@ _METRICS = (
     "watchword_requests_total",
 )
 _RUNS = "watchword_contamination_probe_runs_total"
-_SETTLE_S = 0.7  # until the router has heard which blocks a worker holds
+SETTLE_S = 0.7
 _TRIES = 4
 _STALE_PERIODS = 3
 
@@ -81,7 +81,7 @@ def _total(metrics: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", metrics, flags=re.MULTILINE))
 
 
-async def key_completeness(server: LiveServer, evidence: Evidence) -> CheckLine:
+async def key_completeness(server: LiveServer, evidence: Evidence, settle_s: float) -> CheckLine:
     """The same prompt as others: nobody but the same user, salt and session may hit; the same user must."""
     faults = key_faults(evidence)
     models = await server.get("/v1/models")
@@ -93,7 +93,7 @@ async def key_completeness(server: LiveServer, evidence: Evidence) -> CheckLine:
     await asker.cached_tokens(own)
     hit = 0
     for _ in range(_TRIES):
-        await asyncio.sleep(_SETTLE_S)
+        await asyncio.sleep(settle_s)
         hit = await asker.cached_tokens(own)
         if hit:
             break

@@ -193,9 +193,9 @@ class Live:
         return RouterStats(Counters(), 0, 0, (stats,))
 
     def inspector(self, authenticator: Authenticator, *, has_sentinel: bool = True) -> Inspector:
-        return Inspector(
-            self.router, self.control, self.model.keyer, authenticator, self.sentinel if has_sentinel else None
-        )
+        sentinel = self.sentinel if has_sentinel else None
+        # Nothing is on its way to an index that is asked of the worker itself.
+        return Inspector(self.router, self.control, self.model.keyer, authenticator, sentinel, index_patience_s=0.0)
 
 
 @asynccontextmanager
