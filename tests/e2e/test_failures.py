@@ -21,13 +21,13 @@ def test_a_killed_worker_costs_no_answer_and_comes_back(cluster):
     client = cluster.client(cluster.keys.delegate)
     prompts = [f"Question {number}: tell me a story about the number {number}." for number in range(6)]
     expected = [
-        ask(client, text, max_tokens=160, user=f"u{i}").choices[0].message.content for i, text in enumerate(prompts)
+        ask(client, text, max_tokens=96, user=f"u{i}").choices[0].message.content for i, text in enumerate(prompts)
     ]
     started = threading.Barrier(len(prompts) + 1)
 
     def run(number: int) -> str:
         text = ""
-        stream = ask(client, prompts[number], max_tokens=160, user=f"u{number}", stream=True)
+        stream = ask(client, prompts[number], max_tokens=96, user=f"u{number}", stream=True)
         for position, chunk in enumerate(stream):
             if position == 3:
                 started.wait(PATIENCE_S)
