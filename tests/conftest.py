@@ -1,6 +1,7 @@
 """Before any test module imports torch or triton: kernels run in Triton's interpreter, where there is no device.
 
-Also says what `pytest -n` may run side by side: files, but never two of the clusters of tests/e2e.
+Also says what `pytest -n` may run side by side: files, but never two of the clusters of tests/e2e. And that hypothesis
+draws the same examples every time and does not hold a test to a time: a machine may be slow or stand still.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from cluster.prompts.sandbox import TemplateSandbox
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+settings.register_profile(
+    "watchword", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+settings.load_profile("watchword")
 
 # The same examples everywhere, and no judgement of how long a machine takes over one.
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
