@@ -92,7 +92,7 @@ class FakeBackend:
     seed: int = 0
     ready: bool = True
     pause_s: float = 0.0
-    hold: asyncio.Event | None = None  # waited for before the second piece
+    hold: asyncio.Event | None = None  # the first piece comes at once, the second when this is set
     error: WatchwordError | Exception | None = None
     error_after: int = 0  # pieces before the error
     cached_tokens: int = 0
@@ -118,8 +118,9 @@ class FakeBackend:
             for number, deltas in enumerate(pieces):
                 if self.error is not None and number >= self.error_after:
                     raise self.error
-                await asyncio.sleep(self.pause_s)
-                if self.hold is not None and number == 1:
+                if self.hold is None or number > 1:
+                    await asyncio.sleep(self.pause_s)
+                elif number == 1:
                     await self.hold.wait()
                 is_finished = number == len(pieces) - 1
                 yield RequestOutput(
