@@ -15,12 +15,16 @@ from cluster.http.bounded_head import BoundedHeadProtocol
 
 @asynccontextmanager
 async def connection(
-    app: Any, protocol: type[BoundedHeadProtocol] = BoundedHeadProtocol
+    app: Any, protocol: type[BoundedHeadProtocol] = BoundedHeadProtocol, *, sent: bytes = b""
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    server = uvicorn.Server(uvicorn.Config(app, http=protocol, ws="none", log_config=None, lifespan="off"))
+    """`sent` is there before the server looks, so that none of its clocks runs meanwhile."""
+    config = uvicorn.Config(app, http=protocol, ws="none", log_config=None, lifespan="off", timeout_keep_alive=600)
+    server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    client.sendall(sent)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    reader, writer = await asyncio.open_connection(sock=client)
     try:
         yield reader, writer
     finally:
