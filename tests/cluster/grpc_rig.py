@@ -70,6 +70,7 @@ class ScriptedBackend:
     is_endless: bool = False
     error: Exception | None = None
     step_s: float = 0.0
+    hold: asyncio.Event | None = None  # waited for after the first step
     tokens_per_step: int = 1  # the byte of a step, this many times
     ready: bool = True
     requests: list[Request] = field(default_factory=list)
@@ -89,6 +90,8 @@ class ScriptedBackend:
                     yield self._output(request, token_id, position)
                     self.num_steps += 1
                     await asyncio.sleep(self.step_s)
+                    if self.hold is not None:
+                        await self.hold.wait()
                 if not self.is_endless:
                     break
             if self.error is not None:
@@ -179,8 +182,8 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     raise AssertionError("the call succeeded")
 
 
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the condition is a plain fact of the backend, nobody signals it
             await asyncio.sleep(0.01)
 

@@ -19,6 +19,13 @@ from cluster.proto.watchword.v1 import generation_pb2 as pb
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+class OfThisTest(logging.Filter):
+    """Without what asyncio says of an earlier test's task when the garbage collector finds it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.name != "asyncio"
+
+
 def metadata_of(error: grpc.aio.AioRpcError) -> dict[str, str]:
     return dict(error.trailing_metadata())
 
@@ -48,7 +55,7 @@ async def test_an_overload_tells_when_to_come_back() -> None:
 async def test_a_foreign_exception_shows_neither_text_nor_traceback(caplog: pytest.LogCaptureFixture) -> None:
     secret = "the prompt was: my bank account"
     async with front_door(ScriptedBackend(error=ForeignError(secret))) as rig:
-        with caplog.at_level(logging.DEBUG):
+        with caplog.at_level(logging.DEBUG), caplog.filtering(OfThisTest()):
             call = rig.stub.Generate(ask())
             error = await failure(call)
         request_id = dict(await call.initial_metadata())["x-request-id"]
@@ -138,7 +145,8 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(
     async with front_door() as rig:
         path = f"/watchword.v1.GenerationService/{method}"
         kind = rig.channel.unary_stream if method == "Generate" else rig.channel.unary_unary
-        error = await failure(kind(path)(data))
+        with caplog.filtering(OfThisTest()):
+            error = await failure(kind(path)(data))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert caplog.records == []
 
