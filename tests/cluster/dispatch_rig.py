@@ -200,7 +200,7 @@ async def dispatch_rig(num_workers: int = 2, pause_s: float = 0.002) -> AsyncIte
             await worker.channel.stop(0)
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
