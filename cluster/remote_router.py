@@ -23,7 +23,7 @@ from cluster.api.ids import RequestId, WorkerId
 from cluster.api.router_channel import FirstToken, Note, Release, RouterAddress, WorkerFailed
 from cluster.api.routing import RouteDecision, RouteQuery
 from cluster.api.worker_state import WorkerInfo
-from cluster.router_link import RouterLink
+from cluster.router_link import LAST_WORDS_S, RouterLink
 from router.actor import find_router
 from router.fallback import FallbackRouter
 from router.stats import RouterStats
@@ -72,12 +72,13 @@ class RemoteRouter:
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._flush_forever()), asyncio.create_task(self._watch_forever())]
 
-    async def stop(self) -> None:
+    async def stop(self, patience_s: float = LAST_WORDS_S) -> None:
+        """`patience_s`: for the router to take the last news."""
         for task in self._tasks:
             task.cancel()
         self._flush()
         if self._link is not None:
-            await self._link.close()
+            await self._link.close(patience_s)
 
     async def route(self, query: RouteQuery) -> RouteDecision:
         """Raises what the router raises. Without a router that answers, this gateway decides alone."""

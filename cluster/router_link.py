@@ -66,10 +66,10 @@ class RouterLink:
             if not future.done():
                 future.set_result(None)
 
-    async def close(self) -> None:
-        """What has been told goes out first, if the router takes it. `on_lost` is not called for this."""
+    async def close(self, patience_s: float = LAST_WORDS_S) -> None:
+        """What has been told goes out first, if the router takes it in time. `on_lost` is not called for this."""
         self._on_lost = lambda: None
-        await self._stream.close(LAST_WORDS_S)
+        await self._stream.close(patience_s)
 
     def _deliver(self, message: Answers) -> None:
         if not self._is_open.done():
