@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from cluster.api.ids import BlockKey, TenantId, WorkerId
 from cluster.api.scope import Scope
 from cluster.api.worker_state import WorkerInfo
 from cluster.prompts.sandbox import TemplateSandbox
-from cluster.template_warmer import TemplateWarmer, WarmerConfig
+from cluster.template_warmer import TemplateWarmer
 
 pytestmark = pytest.mark.weights
 
@@ -63,11 +62,12 @@ def template_keys(rig: PromptRig) -> list[BlockKey]:
 
 async def test_every_worker_gets_every_template_and_a_new_one_gets_them_too(rig: PromptRig) -> None:
     workers = PinningWorkers("w1", "w2")
-    warmer = TemplateWarmer(rig.catalog, rig.keyer, workers, "m", WarmerConfig(retry_s=0.01))
+    now_s = 0.0
+    warmer = TemplateWarmer(rig.catalog, rig.keyer, workers, "m", clock=lambda: now_s)
     rig.put(STATIC)
     workers.unreachable = {"w2"}
     await warmer.sync()
-    await asyncio.sleep(0.02)
+    now_s = 11.0
     assert workers.pinned == {"w1": template_keys(rig)}
     workers.unreachable = set()
     workers.members = (*workers.members, workers.life("w3"))
