@@ -184,17 +184,15 @@ async def test_a_template_that_is_slow_to_prepare_holds_up_its_own_tenant_only()
 
 async def test_a_template_that_runs_for_long_holds_up_its_own_tenant_only() -> None:
     """One worker is busy with it; on the other one everybody else goes on, and there they take turns."""
-    source, workers = Source(OURS), Workers("w0")
-    source.templates += [Template(b"theirs", f"long {number}") for number in range(5)]
+    source, workers = Source(*(Template(b"theirs", f"long {number}") for number in range(5)), OURS), Workers("w0")
+    source.prepared = set(source.templates)
     workers.held_up = {b"theirs"}
     async with warmer_of(source, workers) as warmer:
         waiting = asyncio.create_task(warmer.sync(b"ours"))
-        async with asyncio.timeout(60):  # until ours runs too, or stands behind the first of theirs
-            while not any(job.kind == "warm" and job.owner == b"ours" for job in warmer._jobs):
-                if ("w0", b"ours") in workers.log:
-                    break
+        async with asyncio.timeout(60):
+            while not workers.log:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # ours, which was begun in the same moment, stands behind the first of theirs
         workers.let_go.set()
         await waiting
         assert workers.holds("w0", OURS)
