@@ -7,7 +7,7 @@ import pytest
 
 from cluster.bench.turns import stopped
 
-_PARENT = "import subprocess; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"
+_PARENT = "import subprocess; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True); child.wait()"
 
 
 @pytest.fixture
@@ -17,12 +17,12 @@ def family():
     child = psutil.Process(int(parent.stdout.readline()))
     yield psutil.Process(parent.pid), child
     child.kill()
-    parent.wait(timeout=10)
+    parent.wait(timeout=60)
 
 
 def _all_become(family, *, stopped: bool) -> bool:
     """A signal takes effect when the process is next scheduled."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if all((process.status() == psutil.STATUS_STOPPED) is stopped for process in family):
             return True

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def watchword(tmp_path: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WATCHWORD_")}
     kept |= {"WATCHWORD_STATE_DIR": str(tmp_path / "state"), "COLUMNS": "200"} | environ
-    return subprocess.run([*MAIN, *args], capture_output=True, text=True, timeout=120, cwd=ROOT, env=kept)
+    return subprocess.run([*MAIN, *args], capture_output=True, text=True, timeout=280, cwd=ROOT, env=kept)
 
 
 @pytest.mark.parametrize(

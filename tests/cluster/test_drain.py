@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,8 @@ def connection(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
         except OSError:
             pytest.skip(f"no {request.param} here")
         listener.listen()
-        with socket.create_connection(listener.getsockname()[:2]) as client:
+        # From a port of its own: one that the system chooses may be another process's to another address too.
+        with socket.create_connection(listener.getsockname()[:2], source_address=(request.param, 0)) as client:
             accepted, _ = listener.accept()
             with accepted:
                 yield listener.getsockname()[1], client, accepted
@@ -61,14 +63,23 @@ def test_gives_up_at_the_time_limit() -> None:
     assert now == 20.0
 
 
-def test_the_command_waits_for_a_real_connection(connection) -> None:  # type: ignore[no-untyped-def]
+def test_the_command_waits_for_a_real_connection(connection, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     port, client, accepted = connection
-    command = [sys.executable, "-m", "cluster.drain", "--port", str(port), "--settle-s", "0", "--timeout-s", "30"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        time.sleep(1.5)
+    begun = tmp_path / "begun"
+    options = ["--port", str(port), "--settle-s", "0", "--timeout-s", "600", "--file", str(begun)]
+    process = subprocess.Popen([sys.executable, "-m", "cluster.drain", *options], stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 120
+        while not begun.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.2)  # it counts at once
         assert process.poll() is None
         client.close()
         accepted.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=120) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
+    finally:
+        process.kill()
+        process.communicate()

@@ -57,7 +57,8 @@ async def test_readiness_fails_before_the_listener_closes() -> None:
     )
     await grpc_server.start()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(door(notice), log_config=None, lifespan="off"))
+        config = uvicorn.Config(door(notice), log_config=None, lifespan="off", timeout_keep_alive=600)
+        server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         while not server.started:  # noqa: ASYNC110
@@ -65,7 +66,7 @@ async def test_readiness_fails_before_the_listener_closes() -> None:
         leaving = asyncio.create_task(announce_leave(notice, grpc_server, settle_s=3600))
         while not notice.is_given:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        async with httpx.AsyncClient(base_url=address) as client:
+        async with httpx.AsyncClient(base_url=address, timeout=None) as client:
             assert await statuses(client) == [503, 503, 200, 200]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_server.port}") as channel:
             asked = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
@@ -77,7 +78,7 @@ async def test_readiness_fails_before_the_listener_closes() -> None:
         await serving
     await grpc_server.stop(0)
     with pytest.raises(httpx.ConnectError):
-        await httpx.AsyncClient().get(address)
+        await httpx.AsyncClient(timeout=None).get(address)
 
 
 def test_the_hook_of_a_pod_gives_notice(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from cluster.api.output import ChoiceDelta, FinishReason
 from cluster.serving.choice_text import ChoiceText
 from cluster.serving.stop_strings import StopMatch, StopStringMatcher
 
+TABLE = byte_table()
 # A small alphabet makes overlaps, borders and near misses common; it has characters of 1, 2 and 4 bytes.
 texts = st.text(alphabet="aé🦊", max_size=30)
 stop_lists = st.lists(st.text(alphabet="aé🦊", min_size=1, max_size=5), max_size=4)
@@ -47,7 +48,7 @@ def test_streamed_text_equals_whole_text_equals_the_expected_cut(text: str, stop
 
 def run(text: str, stops: list[str], sizes: list[int]) -> tuple[list[str], str | int | None, int]:
     """Shown pieces, stop reason, counted tokens; one token is one byte."""
-    choice = ChoiceText(0, byte_table(), tuple(stops), min_tokens=0, skip_special_tokens=True)
+    choice = ChoiceText(0, TABLE, tuple(stops), min_tokens=0, skip_special_tokens=True)
     data = text.encode()
     shown: list[str] = []
     reason: str | int | None = None
@@ -106,7 +107,7 @@ def test_the_counted_tokens_end_with_the_stop_string() -> None:
 
 
 def test_a_stop_string_before_min_tokens_does_not_count() -> None:
-    choice = ChoiceText(0, byte_table(), ("x",), min_tokens=4, skip_special_tokens=True)
+    choice = ChoiceText(0, TABLE, ("x",), min_tokens=4, skip_special_tokens=True)
     first = choice.feed(ChoiceDelta(0, tuple(b"axb")))
     assert first is not None
     assert (first.text, first.finish_reason) == ("axb", None)
@@ -116,7 +117,7 @@ def test_a_stop_string_before_min_tokens_does_not_count() -> None:
 
 
 def test_a_character_that_never_completes_shows_as_a_replacement() -> None:
-    choice = ChoiceText(0, byte_table(), (), min_tokens=0, skip_special_tokens=True)
+    choice = ChoiceText(0, TABLE, (), min_tokens=0, skip_special_tokens=True)
     first = choice.feed(ChoiceDelta(0, tuple("é".encode()[:1])))
     last = choice.feed(ChoiceDelta(0, (), None, FinishReason.LENGTH))
     assert first is not None
@@ -126,7 +127,7 @@ def test_a_character_that_never_completes_shows_as_a_replacement() -> None:
 
 def test_control_tokens_are_left_out_unless_asked_for() -> None:
     for skip, expected in ((True, "ab"), (False, "a<|start|>b")):
-        choice = ChoiceText(0, byte_table(), (), min_tokens=0, skip_special_tokens=skip)
+        choice = ChoiceText(0, TABLE, (), min_tokens=0, skip_special_tokens=skip)
         told = choice.feed(ChoiceDelta(0, (ord("a"), 257, ord("b")), None, FinishReason.LENGTH))
         assert told is not None
         assert told.text == expected

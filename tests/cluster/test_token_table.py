@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from prompt_rig import installed_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -44,6 +46,11 @@ def sentencepiece() -> Tokenizer:
     )
     tokenizer.add_special_tokens(["<s>", "</s>"])
     return tokenizer
+
+
+@cache
+def installed_table() -> TokenTable:
+    return TokenTable.from_tokenizer(installed_tokenizer().backend)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -96,7 +103,7 @@ def test_a_decoder_without_bytes_is_refused_by_name() -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_installed_models_tokens_decode_as_its_tokenizer_does(text: str) -> None:
     tokenizer = installed_tokenizer().backend
-    table = TokenTable.from_tokenizer(tokenizer)
+    table = installed_table()
     ids = tokenizer.encode(f"<|im_start|>{text}<|im_end|>", add_special_tokens=False).ids
     for skip in (False, True):
         assert table.decode(ids, skip_special_tokens=skip) == tokenizer.decode(ids, skip_special_tokens=skip)
