@@ -22,6 +22,7 @@ from cluster.prompts.sandbox import TemplateSandbox
 from cluster.prompts.store import RegisteredTemplate, TemplateStore
 from cluster.prompts.tokenizer import Tokenizer, load_tokenizer
 from cluster.prompts.tokenizer_files import default_cache_dir, read_tokenizer_files
+from cluster.serving.token_table import TokenTable
 
 BLOCK_SIZE = 16
 SECRET = b"prompt rig's cluster secret, 32+ bytes"
@@ -38,6 +39,11 @@ def installed_gguf() -> Path:
 @cache
 def installed_tokenizer() -> Tokenizer:
     return load_tokenizer(installed_gguf())
+
+
+@cache
+def installed_table() -> TokenTable:
+    return TokenTable.from_tokenizer(installed_tokenizer().backend)
 
 
 def tokenizer_with(chat_template: str) -> Tokenizer:

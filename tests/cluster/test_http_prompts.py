@@ -8,7 +8,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from front_door import BLOCK_SIZE, EOS, FakeBackend, client_of
-from prompt_rig import PromptRig
+from prompt_rig import PromptRig, installed_table
 
 from cluster.api.principal import Role
 from cluster.auth.authenticator import Authenticator
@@ -20,8 +20,8 @@ from cluster.http.prompt_routes import PromptRoutes
 from cluster.http_app import build_http_app
 from cluster.metrics import GatewayMetrics
 from cluster.prompts.cardinality import CardinalityWatch
+from cluster.prompts.sandbox import TemplateSandbox
 from cluster.serving.core import ServedModel, ServingCore
-from cluster.serving.token_table import TokenTable
 
 GREETER: dict[str, Any] = {
     "messages": [{"role": "system", "content": "You greet people from {{ city }}. " + "Be kind and brief. " * 12}],
@@ -33,12 +33,12 @@ GREETER: dict[str, Any] = {
 class Door:
     """A front door with real templates and a real tokenizer in front of the fake backend."""
 
-    def __init__(self, root: Path) -> None:
-        rig = PromptRig(root / "templates")
+    def __init__(self, root: Path, sandbox: TemplateSandbox) -> None:
+        rig = PromptRig(root / "templates", sandbox=sandbox)
         self.backend = FakeBackend(answer=lambda request, choice: bytes([40, 41]))
         self.keys_path = root / "keys.json"
         self.num_changes = 0
-        tokens = TokenTable.from_tokenizer(rig.tokenizer.backend)
+        tokens = installed_table()
         info = ModelInfo("smol", 2048, rig.tokenizer.vocab_size, frozenset({EOS}))
         core = ServingCore([ServedModel(info, rig.builder, tokens, rig.keyer)], self.backend)
         config = HttpConfig()
@@ -55,8 +55,8 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Door:
-    return Door(tmp_path)
+def door(tmp_path: Path, sandbox: TemplateSandbox) -> Door:
+    return Door(tmp_path, sandbox)
 
 
 async def test_a_template_is_put_read_listed_and_deleted(door: Door) -> None:

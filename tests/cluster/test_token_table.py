@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
-from prompt_rig import installed_tokenizer
+from prompt_rig import installed_table, installed_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cluster.serving.token_table import TokenTable
@@ -46,11 +44,6 @@ def sentencepiece() -> Tokenizer:
     )
     tokenizer.add_special_tokens(["<s>", "</s>"])
     return tokenizer
-
-
-@cache
-def installed_table() -> TokenTable:
-    return TokenTable.from_tokenizer(installed_tokenizer().backend)
 
 
 @pytest.mark.parametrize("text", TEXTS)
