@@ -178,7 +178,7 @@ class Simulation:
 
 
 async def p95_s(
-    *, is_flooded: bool, settings: ClusterConfig, admission: AdmissionConfig, num_probes: int = 400
+    *, is_flooded: bool, settings: ClusterConfig, admission: AdmissionConfig, num_probes: int = 300
 ) -> float:
     probe = Flow("small", PROBE_PROMPT, PROBE_OUTPUT, pause_s=(0.5, 2.0))
     flows = [(probe, 1)]
@@ -199,7 +199,7 @@ async def test_a_flood_delays_another_tenants_first_tokens_by_less_than_2_5_time
 async def test_without_a_reserved_place_it_would_be_more() -> None:
     """The paired check: the measurement can tell."""
     settings, admission = ClusterConfig(), AdmissionConfig(reserved_seqs_per_worker=0, max_queue_wait_s=600)
-    alone = await p95_s(is_flooded=False, settings=settings, admission=admission, num_probes=60)
-    flooded = await p95_s(is_flooded=True, settings=settings, admission=admission, num_probes=60)
+    alone = await p95_s(is_flooded=False, settings=settings, admission=admission, num_probes=30)
+    flooded = await p95_s(is_flooded=True, settings=settings, admission=admission, num_probes=30)
     print(f"without a reserved place: {flooded / alone:.2f} times")
     assert flooded > 2.5 * alone
