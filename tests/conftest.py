@@ -23,10 +23,6 @@ settings.register_profile(
 )
 settings.load_profile("watchword")
 
-# The same examples everywhere, and no judgement of how long a machine takes over one.
-settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("steady")
-
 TESTS = Path(__file__).parent
 # The longest first, so that no process is left with them at the end. While the clusters of e2e run, their neighbours
 # are tests of the engine, which need a processor but no clock.
