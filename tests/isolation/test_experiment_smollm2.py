@@ -15,7 +15,7 @@ from cluster.experiment.trial import fitted, make_oracles, make_target
 from cluster.experiment.verdict import Status
 from cluster.experiment.workload import Workload
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.timeout(900)]  # half a minute of arithmetic, on an idle machine
 
 PLAN = make_plan(7, 6, Workload())
 

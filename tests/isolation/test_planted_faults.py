@@ -19,6 +19,8 @@ from cluster.experiment.report_planted import confusion, invisible_to_marker, pl
 from cluster.experiment.targets.stack import StackParts
 from cluster.experiment.targets.weights import LoadedModel
 
+pytestmark = pytest.mark.timeout(900)  # up to a dozen experiments for each fault
+
 
 @pytest.fixture(scope="module", autouse=True)
 def open_gate() -> None:

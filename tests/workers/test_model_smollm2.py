@@ -14,7 +14,7 @@ from workers.model.gguf_folder import gguf_tensors
 from workers.model_runner import CpuModelRunner
 from workers.model_source import resolve_model
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.timeout(900)]  # half a minute of arithmetic, on an idle machine
 
 NEW_TOKENS = 20
 QUESTIONS = (

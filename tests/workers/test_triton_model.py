@@ -24,6 +24,8 @@ from model_builders import (  # noqa: E402
 
 from workers.step import StepRow  # noqa: E402
 
+pytestmark = pytest.mark.timeout(900)  # interpreted
+
 NEW_TOKENS = 4
 
 

@@ -44,6 +44,8 @@ from workers.layout_audit import audit_layout  # noqa: E402
 from workers.runner_config import RunnerConfig  # noqa: E402
 from workers.step import StepInput, StepRow, WindowGroup  # noqa: E402
 
+pytestmark = pytest.mark.timeout(900)  # interpreted
+
 SIZE, WINDOW, NUM_BLOCKS = 4, 9, 24
 SHAPES: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
