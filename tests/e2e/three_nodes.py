@@ -70,6 +70,9 @@ async def run(nodes: Nodes, url: str, questions: list[Question]) -> dict[str, An
     for process in stopped:
         process.suspend()
     await asyncio.sleep(SILENCE_S)
+    await wait_for(
+        lambda: observer.num_retries() - retries > hit_by_kill or running.done(), PATIENCE_S, "another one placed anew"
+    )
     hit_by_cut = observer.num_retries() - retries - hit_by_kill
     for process in stopped:
         os.kill(process.pid, signal.SIGCONT)
