@@ -50,9 +50,9 @@ async def redis(redis_server: EmbeddedRedis) -> AsyncIterator[GuardedRedis]:
 
 
 async def test_cancelled_commands_never_shift_replies(redis_server: EmbeddedRedis, redis: GuardedRedis) -> None:
-    """30 % of 600 reads through a slow proxy are cancelled in flight; every other reply names its own key."""
+    """30 % of 300 reads through a slow proxy are cancelled in flight; every other reply names its own key."""
     dice = random.Random(3)
-    await redis.run([("SET", f"storm:{number}", f"value of {number}") for number in range(600)])
+    await redis.run([("SET", f"storm:{number}", f"value of {number}") for number in range(300)])
     async with TcpProxy(redis_server.port, delay_s=0.02) as proxy:
         limits = replace(PATIENT, max_in_flight=12)
         stormy = GuardedRedis(via(redis_server, proxy), limits, CircuitBreaker(threshold=10_000))
@@ -74,9 +74,9 @@ async def test_cancelled_commands_never_shift_replies(redis_server: EmbeddedRedi
                 await asyncio.wait({task})
                 assert task.cancelled() or task.exception() is None, task
 
-        await asyncio.gather(*(reader(range(start, 600, 6)) for start in range(6)))
-        assert counts["cancelled"] > 100
-        assert counts["right"] == 600 - counts["cancelled"]
+        await asyncio.gather(*(reader(range(start, 300, 6)) for start in range(6)))
+        assert counts["cancelled"] > 50
+        assert counts["right"] == 300 - counts["cancelled"]
         await eventually(lambda: stormy.num_in_flight == 0)
         assert proxy.num_connections <= limits.max_in_flight + 1
         await stormy.aclose()
