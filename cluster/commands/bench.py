@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from cluster.api.terminal import width_of
 from cluster.bench.driver import BenchTarget, run_workload
 from cluster.bench.report import print_summary, summarise
 from cluster.bench.workload import Conversation, WorkloadName, build_workload, default_concurrency
 from cluster.commands.options import ApiKey, ServerUrl
 
-console = Console()
+console = Console(width=width_of(sys.stdout))
 
 
 def bench(

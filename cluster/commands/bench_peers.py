@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import secrets
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cluster.api.terminal import width_of
 from cluster.bench.compare import Comparison, Contestant, compare, markdown
 from cluster.bench.plot import plot_comparisons
 from cluster.bench.turns import stopped
@@ -20,7 +22,7 @@ from cluster.bench.workload import WorkloadName
 from cluster.commands.bench import measure
 from cluster.commands.options import API_KEY_ENV
 
-console = Console(stderr=True)
+console = Console(stderr=True, width=width_of(sys.stderr))
 
 
 def bench_peers(

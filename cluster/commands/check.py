@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cluster.api.terminal import width_of
 from cluster.commands.options import OperatorKey
 
 
@@ -33,5 +35,5 @@ def check(
         table = Table("", "check", "evidence", box=None, pad_edge=False)
         for line in lines:
             table.add_row("[green]✓[/green]" if line.passed else "[red]✗[/red]", line.name, line.evidence)
-        Console().print(table)
+        Console(width=width_of(sys.stdout)).print(table)
     raise typer.Exit(0 if passed else 1)

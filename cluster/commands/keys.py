@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,13 @@ from rich.text import Text
 
 from cluster.api.errors import InvalidRequestError
 from cluster.api.principal import Role
+from cluster.api.terminal import width_of
 from cluster.auth.key_record import KeyRecord
 from cluster.auth.key_store import create_key, list_keys, revoke_key, rotate_key
 from cluster.config import load_config
 
 keys_app = typer.Typer(no_args_is_help=True, help="Create, list, revoke and rotate API keys.")
-console = Console(stderr=True)
+console = Console(stderr=True, width=width_of(sys.stderr))
 
 KeysFile = Annotated[Path | None, typer.Option("--keys-file", help="default: keys.json in the state folder")]
 AsJson = Annotated[bool, typer.Option("--json", help="for machines")]
@@ -60,7 +62,7 @@ def list_(
     table = Table("id", "tenant", "rights")
     for record in records:
         table.add_row(record.id, Text(record.tenant), Text(_rights(record)))  # names are text, not markup
-    Console().print(table)
+    Console(width=width_of(sys.stdout)).print(table)
 
 
 @keys_app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cluster.api.terminal import width_of
 from cluster.config import ClusterConfig, load_config
 from cluster.config_sources import parse_value
 
-console = Console(stderr=True)
+console = Console(stderr=True, width=width_of(sys.stderr))
 
 READY_TIMEOUT_S = 600.0
 
@@ -103,7 +105,7 @@ def _parse_settings(pairs: list[str], option: str, spell: Callable[[str], str]) 
 
 def _print_addresses(cluster: Any, seconds: float) -> None:
     http, grpc, key = cluster.http_address, cluster.grpc_address, cluster.access.needs_key
-    out = Console()
+    out = Console(width=width_of(sys.stdout))
     out.print(f"\n[bold]Watchword is ready[/bold] after {seconds:.0f} s")
     out.print(f"  HTTP  http://{http}   (OpenAI API under /v1)\n  gRPC  {grpc}\n")
     header = '  -H "Authorization: Bearer YOUR_KEY" \\\n' if key else ""

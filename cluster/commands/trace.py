@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from cluster.api.errors import InvalidRequestError, NotFoundError
+from cluster.api.terminal import width_of
 from cluster.checks.live_server import LiveServer, Reply
 from cluster.commands.options import OperatorKey
 from cluster.experiment.event_file import BlockEvent, EventFile, read_events
@@ -45,7 +47,7 @@ def trace(
         found = trace_request(content, request)
     except KeyError:
         raise NotFoundError(f"no event names request {request!r}", param="request") from None
-    print_trace(Console(), found, with_history=history)
+    print_trace(Console(width=width_of(sys.stdout)), found, with_history=history)
     raise typer.Exit(0 if found.foreign is None else 1)
 
 

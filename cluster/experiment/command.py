@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from rich.console import Console
 
 from cluster.api.errors import InvalidRequestError, UnavailableError
+from cluster.api.terminal import width_of
 from cluster.experiment.options import ExperimentOptions, plan_of
 from cluster.experiment.replay import draw_seed
 from cluster.experiment.report_text import LiveProgress
@@ -18,7 +20,7 @@ from cluster.experiment.targets.url import UrlTarget
 
 async def run_command(options: ExperimentOptions) -> int:
     """The exit status. Raises WatchwordError for what the caller got wrong."""
-    console = Console()
+    console = Console(width=width_of(sys.stdout))
     kept = seed_of(options.state_file) if options.seed is None else options.seed
     seed = draw_seed() if kept is None else kept
     if options.url is not None:

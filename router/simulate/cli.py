@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cluster.api.terminal import width_of
 from router.policies.catalog import POLICIES
 from router.simulate.config import EngineKind, SimulationConfig
 from router.simulate.fairness import TenantComparison, compare_tenants, num_simulated, num_tenants
@@ -102,9 +104,9 @@ def simulate(
         for policy_name, comparisons in fairness.items():
             plot_tenants(comparisons, plot.with_stem(f"{plot.stem}-{policy_name}-tenants"), f"{policy_name}: {title}")
     if not quiet:
-        Console().print(results_table(results))
+        Console(width=width_of(sys.stdout)).print(results_table(results))
         for policy_name, comparisons in fairness.items():
-            Console().print(tenants_table(policy_name, comparisons))
+            Console(width=width_of(sys.stdout)).print(tenants_table(policy_name, comparisons))
 
 
 def _traffic(trace: Path | None, generate: str | None, generator: GeneratorConfig) -> list[TraceRequest]:
