@@ -22,15 +22,20 @@ OVERALL = ""
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Statuses by service name, and whoever watches them. Used on one event loop."""
+    """Statuses by service name, and whoever watches them. Used on one event loop.
 
-    def __init__(self, statuses: dict[str, int]) -> None:
+    `refresh` is awaited before a service's status is told to who asks for it once.
+    """
+
+    def __init__(self, statuses: dict[str, int], refresh: Callable[[str], Awaitable[None]]) -> None:
         self._statuses = dict(statuses)
+        self._refresh = refresh
         self._is_stopping = False
         self._changed = asyncio.Event()  # set once, at the next change, and replaced then
 
     def set(self, service: str, status: int) -> None:
-        if self._statuses.get(service) != status:
+        """Without effect once stopped."""
+        if not self._is_stopping and self._statuses.get(service) != status:
             self._statuses[service] = status
             self._wake()
 
@@ -47,6 +52,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
+        await self._refresh(request.service)
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
@@ -66,10 +72,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
 
 class HealthReporter:
-    """Asks `is_ready` once a period and publishes the answer under the service's name."""
+    """Asks `is_ready` once a period, and whenever somebody checks, and publishes the answer under the service's name.
+
+    A check that told the answer of a second ago would contradict /ready of the same gateway.
+    """
 
     def __init__(self, service_name: str, is_ready: Callable[[], Awaitable[bool]], period_s: float) -> None:
-        self.servicer = HealthServicer({OVERALL: SERVING, service_name: NOT_SERVING})
+        self.servicer = HealthServicer({OVERALL: SERVING, service_name: NOT_SERVING}, self._refresh)
         self._service_name = service_name
         self._is_ready = is_ready
         self._period_s = period_s
@@ -88,6 +97,10 @@ class HealthReporter:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
+            await self.publish()
+
+    async def _refresh(self, service: str) -> None:
+        if service == self._service_name:  # whether the process lives is not the backend's to say
             await self.publish()
 
     async def publish(self) -> None:

@@ -139,6 +139,7 @@ async def front_door(
     config: GrpcServerConfig | None = None,
     keys_path: Path | None = None,
     identity_headers: IdentityHeaders | None = None,
+    readiness_period_s: float = 0.05,
 ) -> AsyncIterator[Rig]:
     """A running server on a free port of loopback, and a channel to it."""
     backend = backend or ScriptedBackend()
@@ -146,7 +147,7 @@ async def front_door(
     keyer = BlockKeyer(bytes(32), ModelIdentity("bytes", b"weights", "float32", "test", 16))
     table = TokenTable([bytes([byte]) for byte in range(256)], [EOS])
     core = ServingCore([ServedModel(MODEL, prompts, table, keyer)], backend)
-    config = replace(config or GrpcServerConfig(), port=0, readiness_period_s=0.05)
+    config = replace(config or GrpcServerConfig(), port=0, readiness_period_s=readiness_period_s)
     authenticator = Authenticator(keys_path, allow_anonymous=keys_path is None)
     server = build_grpc_server(core, authenticator, config, identity_headers)
     await server.start()

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_rig import ScriptedBackend, ask, collect, failure, front_door, until
 
 from cluster.api.errors import InvalidRequestError
+from cluster.grpc_health import HealthReporter
 from cluster.grpc_server import GrpcServerConfig, build_grpc_server
 from cluster.grpc_service import SERVICE_NAME
 from cluster.proto.watchword.v1 import generation_pb2_grpc
@@ -43,6 +44,25 @@ async def test_health_tells_life_and_readiness_apart() -> None:
         assert await check(rig.channel, SERVICE_NAME) == SERVING
         error = await failure(health_pb2_grpc.HealthStub(rig.channel).Check(health_pb2.HealthCheckRequest(service="x")))
         assert error.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_check_tells_the_readiness_of_this_moment() -> None:
+    async with front_door(ScriptedBackend(ready=False), readiness_period_s=3600) as rig:
+        for ready in (True, False, True):
+            rig.backend.ready = ready
+            assert await check(rig.channel, SERVICE_NAME) == (SERVING if ready else NOT_SERVING)
+
+
+async def test_a_check_during_the_stop_does_not_turn_health_back() -> None:
+    async def is_ready() -> bool:
+        return True
+
+    reporter = HealthReporter(SERVICE_NAME, is_ready, period_s=3600)
+    question = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+    await reporter.start()
+    assert (await reporter.servicer.Check(question, None)).status == SERVING
+    reporter.stop()
+    assert (await reporter.servicer.Check(question, None)).status == NOT_SERVING
 
 
 async def test_health_can_be_watched() -> None:
