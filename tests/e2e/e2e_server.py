@@ -24,11 +24,11 @@ PATIENCE_S = 240.0
 Found = TypeVar("Found")
 
 
-def wait_until(condition: Callable[[], Found], what: str) -> Found:
+def wait_until(condition: Callable[[], Found], what: str, timeout_s: float = PATIENCE_S) -> Found:
     """The first true value of `condition`."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {PATIENCE_S} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
         time.sleep(0.2)
     return value
 

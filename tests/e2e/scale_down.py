@@ -11,7 +11,7 @@ import json
 import time
 from typing import Any
 
-from chaos_load import PATIENCE_S, Load, answer_alone, ends_of, faults_of, make_questions, reach, wait_for
+from chaos_load import Load, answer_alone, ends_of, faults_of, make_questions, reach, wait_for
 from observer import Observer
 from serve_application import deploy, serve_settings
 
@@ -29,12 +29,10 @@ async def run(settings: dict[str, Any]) -> dict[str, Any]:
     num_streaming = len(load.streaming)
     started = time.monotonic()
     await asyncio.to_thread(deploy, settings, 1)
-    await wait_for(lambda: observer.num_workers() == 1, PATIENCE_S, "a worker that takes no new work")
+    await wait_for(lambda: observer.num_workers() == 1, 60, "a worker that takes no new work")
     drained_s = time.monotonic() - started
     outcomes = await running
-    await wait_for(
-        lambda: observer.metrics().sum("watchword_reservations") == 0, PATIENCE_S, "the return of all places"
-    )
+    await wait_for(lambda: observer.metrics().sum("watchword_reservations") == 0, 30, "the return of all places")
     return {
         "requests": len(outcomes),
         "ends": ends_of(outcomes),

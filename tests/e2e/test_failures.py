@@ -41,8 +41,8 @@ def test_a_killed_worker_costs_no_answer_and_comes_back(cluster):
         started.wait(PATIENCE_S)
         os.kill(victims[0].pid, signal.SIGKILL)  # at once: the streams run on
         assert [answer.result() for answer in answers] == expected
-    wait_until(lambda: len(cluster.server.find("ServeReplica:watchword:Worker")) == 2, "a new worker process")
-    wait_until(lambda: cluster.server.num_workers() == 2, "two ready workers")
+    wait_until(lambda: len(cluster.server.find("ServeReplica:watchword:Worker")) == 2, "a new worker process", 60)
+    wait_until(lambda: cluster.server.num_workers() == 2, "two ready workers", 60)
     assert ask(client, "Still there?").choices[0].message.content
 
 
@@ -53,7 +53,7 @@ def test_a_killed_redis_costs_nothing_and_the_index_heals(cluster):
     os.kill(redis[0].pid, signal.SIGKILL)
     for _ in range(5):
         assert ask(client, long_text()).choices[0].message.content is not None
-    wait_until(lambda: cluster.server.find("valkey") or cluster.server.find("redis-server"), "a new Redis")
+    wait_until(lambda: cluster.server.find("valkey") or cluster.server.find("redis-server"), "a new Redis", 20)
 
     def conversation_sticks() -> bool:
         """The index works again: three returns of a conversation meet the worker that holds it."""
@@ -63,7 +63,7 @@ def test_a_killed_redis_costs_nothing_and_the_index_heals(cluster):
             time.sleep(0.3)
         return cached[1] >= 128 and cached[2] >= 128
 
-    wait_until(conversation_sticks, "a healed index")
+    wait_until(conversation_sticks, "a healed index", 30)
 
 
 def test_twenty_bad_inputs_get_a_clear_error_and_break_nothing(cluster):

@@ -53,7 +53,7 @@ def test_deadline_and_cancel_stop_the_engine(cluster, stub):
     call = stub.Generate(long, metadata=metadata(cluster))
     next(call)
     call.cancel()
-    wait_until(lambda: is_idle(cluster), "the end of what was cancelled")
+    wait_until(lambda: is_idle(cluster), "the end of what was cancelled", 10)
 
 
 def test_errors_have_their_status_and_no_traceback(cluster, stub):

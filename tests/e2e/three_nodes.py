@@ -77,9 +77,7 @@ async def run(nodes: Nodes, url: str, questions: list[Question]) -> dict[str, An
     for process in stopped:
         os.kill(process.pid, signal.SIGCONT)
     outcomes = await running
-    await wait_for(
-        lambda: observer.metrics().sum("watchword_reservations") == 0, PATIENCE_S, "the return of all places"
-    )
+    await wait_for(lambda: observer.metrics().sum("watchword_reservations") == 0, 30, "the return of all places")
     return {
         "requests": len(outcomes),
         "ends": ends_of(outcomes),

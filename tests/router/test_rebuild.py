@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from index_harness import PATIENT
-from pace import slowness
 from router_builders import query, snapshot, worker_info
 
 from cache_service.embedded import EmbeddedRedis
@@ -78,20 +78,16 @@ async def test_200_000_blocks_are_known_again_within_3_s(
     config = RouterConfig(heartbeat_ttl_s=600)
     settings = RouterSettings(config, redis_url_file=url_file, index_namespace=NAMESPACE, secret_file=secret_file)
 
-    # A pause falls into one attempt or another, slowness into all of them.
-    elapsed = [await rebuild(settings, contents)]
-    while min(elapsed) >= 3.0 and len(elapsed) < 8:
-        elapsed.append(await rebuild(settings, contents))
+    elapsed = [await rebuild(settings, contents) for _ in range(3)]  # the least: others use this machine too
     print(f"rebuilt in {min(elapsed):.2f} s")
     for task in publishing:
         task.cancel()
     await asyncio.wait(publishing)
-    assert min(elapsed) < 3.0, elapsed
+    assert min(elapsed) < 3.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 async def rebuild(settings: RouterSettings, contents: dict[WorkerId, tuple[BlockKey, ...]]) -> float:
-    """Seconds from the start to the first placement that knows everything, but for the slowness of the machine."""
-    before = slowness()
+    """Seconds from the start to the first placement that knows everything."""
     started = time.monotonic()
     # What Ray does after a crash: the same arguments again.
     actor = RouterActor(settings)
@@ -112,7 +108,7 @@ async def rebuild(settings: RouterSettings, contents: dict[WorkerId, tuple[Block
     for heart in hearts:
         heart.cancel()
     await stop(actor)
-    return elapsed / max(before, slowness())
+    return elapsed
 
 
 async def stop(actor: RouterActor) -> None:
